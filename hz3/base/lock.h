@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: the allocator's only lock, a futex mutex with a rank and an owner.
+// Called by: small, medium, large, pages, remote, hot.
+// Invariant: state 0 = free, 1 = held, 2 = held with waiters. A thread takes locks in strictly rising rank.
+//   The owner lets a fork from a signal handler see that it interrupted its own critical section.
+#ifndef HZ3_BASE_LOCK_H_
+#define HZ3_BASE_LOCK_H_
+
+#include "hz3/base/base.h"
+
+HZ3_BEGIN_DECLS
+
+// Lock order, lowest first. At most one lock of each rank is held, except at fork.
+enum hz3_lock_rank {
+  HZ3_RANK_SHARED_HEAP = 1,  // the heap of threads past their destructors, for a whole slow path
+  HZ3_RANK_HEAPS,      // registry of heaps, parked heaps
+  HZ3_RANK_CLASS,      // one size class of small or medium
+  HZ3_RANK_LARGE,      // large ranges
+  HZ3_RANK_PAGES,      // chunks and slices
+  HZ3_RANK_MAGAZINES,  // carving of new magazines
+  HZ3_RANK_METADATA,   // the allocator's own bookkeeping memory
+  HZ3_RANK_QUARANTINE,  // checked lane: large blocks held back
+};
+
+struct hz3_lock {
+  uint32_t state;
+  uint32_t rank;
+  const void *owner;  // address unique to the holding thread, NULL when free
+};
+
+#define HZ3_LOCK_INIT(r) {0, (r), NULL}
+
+void hz3_lock_acquire(struct hz3_lock *lock);
+void hz3_lock_release(struct hz3_lock *lock);
+
+// For fork only. Acquires unless this thread holds it already (a signal handler forks inside our critical section).
+void hz3_lock_acquire_for_fork(struct hz3_lock *lock);
+// In the parent: releases what acquire_for_fork took; the interrupted section's own lock stays held.
+void hz3_lock_release_for_fork(struct hz3_lock *lock);
+// True once this thread has taken every lock for a fork, until it releases the first: it may allocate in between.
+void hz3_lock_set_forking(bool forking);
+bool hz3_lock_is_mine(const struct hz3_lock *lock);
+
+HZ3_END_DECLS
+
+#endif  // HZ3_BASE_LOCK_H_

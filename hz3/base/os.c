@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: the kernel calls, see os.h.
+#define _GNU_SOURCE  // mremap, sched_getcpu
+#include "hz3/base/os.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+
+void *hz3_os_map(void *hint, size_t bytes) {
+  int saved = errno;
+  void *start = mmap(hint, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  errno = saved;
+  return start == MAP_FAILED ? NULL : start;
+}
+
+void *hz3_os_map_aligned(void *hint, size_t bytes, size_t align) {
+  char *start = (char *)hz3_os_map(hint, bytes);
+  // The kernel maps downwards, so just below its own choice there is usually room: no slack to cut off, which a limit on
+  // address space might not allow.
+  for (int tries = 0; start != NULL && tries < 2; tries++) {
+    if (((uintptr_t)start & (align - 1)) == 0) return start;
+    hz3_os_unmap(start, bytes);
+    start = tries == 0 ? (char *)hz3_os_map((void *)hz3_round_down((uintptr_t)start, align), bytes) : NULL;
+  }
+  if (bytes + align < bytes) return NULL;
+  start = (char *)hz3_os_map(NULL, bytes + align);
+  if (start == NULL) return NULL;
+  char *aligned = (char *)hz3_round_up((uintptr_t)start, align);
+  size_t head = (size_t)(aligned - start);
+  if (head != 0) hz3_os_unmap(start, head);
+  if (align - head != 0) hz3_os_unmap(aligned + bytes, align - head);
+  return aligned;
+}
+
+bool hz3_os_make_writable(void *start, size_t bytes) {
+  int saved = errno;
+  bool done = mprotect(start, bytes, PROT_READ | PROT_WRITE) == 0;
+  errno = saved;
+  return done;
+}
+
+bool hz3_os_protect(void *start, size_t bytes) {
+  int saved = errno;
+  bool done = mprotect(start, bytes, PROT_NONE) == 0;
+  errno = saved;
+  return done;
+}
+
+bool hz3_os_unmap(void *start, size_t bytes) {
+  int saved = errno;
+  bool done = munmap(start, bytes) == 0;
+  errno = saved;
+  return done;
+}
+
+bool hz3_os_purge(void *start, size_t bytes) {
+  int saved = errno;
+  bool done = madvise(start, bytes, MADV_DONTNEED) == 0;
+  errno = saved;
+  return done;
+}
+
+enum hz3_os_moved hz3_os_move_pages(void *from, void *to, size_t bytes) {
+  int saved = errno;
+  enum hz3_os_moved result = HZ3_OS_MOVED;
+  // DONTUNMAP (Linux 5.7) keeps the source mapped, so that no other thread's mapping can slip in between.
+  if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != to) {
+    // A failed call may already have unmapped its target; DONTNEED tells (ENOMEM for a hole).
+    result = madvise(to, bytes, MADV_DONTNEED) == 0 ? HZ3_OS_NOT_MOVED : HZ3_OS_TARGET_LOST;
+  }
+  errno = saved;
+  return result;
+}
+
+size_t hz3_os_page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+
+uint64_t hz3_os_random(void) {
+  uint64_t value = 0;
+  int saved = errno;
+  if (syscall(SYS_getrandom, &value, sizeof value, GRND_NONBLOCK) != (long)sizeof value) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    value = ((uint64_t)now.tv_nsec ^ (uintptr_t)&value) * 0x9e3779b97f4a7c15u;
+  }
+  errno = saved;
+  return value;
+}
+
+uint64_t hz3_os_now_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return (uint64_t)now.tv_sec * 1000u + (uint64_t)now.tv_nsec / 1000000u;
+}
+
+unsigned hz3_os_cpu_count(void) {
+  // The affinity mask, not sysconf: sysconf opens files, and may allocate.
+  unsigned long mask[1024 / sizeof(unsigned long)];
+  int saved = errno;
+  long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
+  errno = saved;
+  unsigned count = 0;
+  for (long i = 0; i < bytes / (long)sizeof(unsigned long); i++) count += (unsigned)__builtin_popcountl(mask[i]);
+  return count > 0 ? count : 1;
+}
+
+unsigned hz3_os_cpu(void) {
+  int cpu = sched_getcpu();
+  return cpu < 0 ? 0 : (unsigned)cpu;
+}
+
+void hz3_os_futex_wait(uint32_t *word, uint32_t expected) {
+  int saved = errno;
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
+  errno = saved;
+}
+
+void hz3_os_futex_wake_one(uint32_t *word) {
+  int saved = errno;
+  syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+  errno = saved;
+}

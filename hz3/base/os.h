@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: the kernel calls the allocator makes, and nothing else.
+// Called by: every box.
+// Needs: mmap family, futex, clock.
+// Invariant: every function keeps errno; failure is a return value. No lock of the allocator is held across a call
+//   that can take long (purge, map), except where the caller says why.
+#ifndef HZ3_BASE_OS_H_
+#define HZ3_BASE_OS_H_
+
+#include "hz3/base/base.h"
+
+HZ3_BEGIN_DECLS
+
+// Private anonymous zeroed memory, readable and writable. `hint` is a wish only, may be NULL. NULL on failure.
+void *hz3_os_map(void *hint, size_t bytes);
+// The same at a multiple of `align` (a power of two >= the page size).
+void *hz3_os_map_aligned(void *hint, size_t bytes, size_t align);
+// Makes part of such a reservation, or protected pages, writable. False if the kernel refuses.
+bool hz3_os_make_writable(void *start, size_t bytes);
+// Makes whole pages fault on any access. False if the kernel refuses (too many maps); nothing changed then.
+bool hz3_os_protect(void *start, size_t bytes);
+// False if the kernel refuses (for example vm.max_map_count); the memory then stays mapped.
+bool hz3_os_unmap(void *start, size_t bytes);
+// Gives the pages back; they read as zero afterwards. False if refused (locked memory), contents then unchanged.
+bool hz3_os_purge(void *start, size_t bytes);
+// Moves `bytes` of pages from `from` to `to`, both mapped; `from` stays mapped and reads as zero.
+enum hz3_os_moved {
+  HZ3_OS_MOVED,
+  HZ3_OS_NOT_MOVED,    // nothing changed, but that the target reads as zero
+  HZ3_OS_TARGET_LOST,  // the same, and part of the target may be unmapped now
+};
+enum hz3_os_moved hz3_os_move_pages(void *from, void *to, size_t bytes);
+
+size_t hz3_os_page_bytes(void);
+// A number that nobody outside of the process can guess, from the kernel; early at boot from clock and addresses.
+uint64_t hz3_os_random(void);
+// Milliseconds since some fixed point, at tick resolution.
+uint64_t hz3_os_now_ms(void);
+unsigned hz3_os_cpu_count(void);
+// The CPU this thread runs on, as a hint; 0 where unknown.
+unsigned hz3_os_cpu(void);
+
+// futex(2), private. Wait returns when *word != expected, when woken, or spuriously.
+void hz3_os_futex_wait(uint32_t *word, uint32_t expected);
+void hz3_os_futex_wake_one(uint32_t *word);
+
+HZ3_END_DECLS
+
+#endif  // HZ3_BASE_OS_H_

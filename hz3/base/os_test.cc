@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: tests of the kernel calls: what they do, how they fail, and that errno stays.
+#include "hz3/base/os.h"
+
+#include <errno.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+namespace {
+
+enum { kMarkedErrno = 4321 };
+
+class Os : public testing::Test {
+ protected:
+  void SetUp() override { errno = kMarkedErrno; }
+  void TearDown() override { EXPECT_EQ(errno, kMarkedErrno); }
+};
+
+bool IsZero(const char *memory, size_t bytes) {
+  return std::all_of(memory, memory + bytes, [](char c) { return c == 0; });
+}
+
+// mincore fails with ENOMEM when a page of the range is not mapped.
+bool IsMapped(void *start, size_t bytes) {
+  std::vector<unsigned char> pages(bytes / hz3_os_page_bytes() + 1);
+  int saved = errno;
+  bool mapped = mincore(start, bytes, pages.data()) == 0;
+  errno = saved;
+  return mapped;
+}
+
+TEST_F(Os, MapIsZeroedWritableAndGoesAway) {
+  const size_t kBytes = 3 * hz3_os_page_bytes();
+  char *memory = static_cast<char *>(hz3_os_map(nullptr, kBytes));
+  ASSERT_NE(memory, nullptr);
+  EXPECT_TRUE(IsZero(memory, kBytes));
+  memset(memory, 1, kBytes);
+  EXPECT_TRUE(hz3_os_unmap(memory, kBytes));
+  EXPECT_FALSE(IsMapped(memory, kBytes));
+}
+
+TEST_F(Os, MapAlignedToEveryPower) {
+  const size_t kBytes = 5 * hz3_os_page_bytes();
+  for (size_t align = hz3_os_page_bytes(); align <= size_t{1} << 30; align *= 2) {
+    char *memory = static_cast<char *>(hz3_os_map_aligned(nullptr, kBytes, align));
+    ASSERT_NE(memory, nullptr) << align;
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % align, 0u);
+    memset(memory, 1, kBytes);
+    EXPECT_TRUE(hz3_os_unmap(memory, kBytes));
+  }
+}
+
+TEST_F(Os, MapAlignedKeepsNothingButTheBlock) {
+  const size_t kAlign = 64 << 20, kBytes = 1 << 20;
+  // A hint that is not aligned forces the way over a bigger mapping whose ends are cut off.
+  char *away = static_cast<char *>(hz3_os_map(nullptr, 256 << 20));
+  ASSERT_NE(away, nullptr);
+  hz3_os_unmap(away, 256 << 20);
+  char *hint = reinterpret_cast<char *>(hz3_round_up(reinterpret_cast<uintptr_t>(away), kAlign)) + hz3_os_page_bytes();
+  char *memory = static_cast<char *>(hz3_os_map_aligned(hint, kBytes, kAlign));
+  ASSERT_NE(memory, nullptr);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % kAlign, 0u);
+  EXPECT_TRUE(IsMapped(memory, kBytes));
+  EXPECT_FALSE(IsMapped(memory, kBytes + (8 << 20)));
+  EXPECT_TRUE(hz3_os_unmap(memory, kBytes));
+}
+
+TEST_F(Os, ImpossibleSizesAreRefused) {
+  EXPECT_EQ(hz3_os_map(nullptr, SIZE_MAX / 2), nullptr);
+  EXPECT_EQ(hz3_os_map_aligned(nullptr, size_t{1} << 62, size_t{1} << 20), nullptr);
+  EXPECT_EQ(hz3_os_map_aligned(nullptr, hz3_os_page_bytes(), size_t{1} << 62), nullptr);
+}
+
+TEST_F(Os, RefusalsAreReported) {
+  char *memory = static_cast<char *>(hz3_os_map(nullptr, hz3_os_page_bytes()));
+  ASSERT_NE(memory, nullptr);
+  EXPECT_FALSE(hz3_os_unmap(memory + 1, 1));
+  EXPECT_FALSE(hz3_os_purge(memory + 1, 1));
+  hz3_os_unmap(memory, hz3_os_page_bytes());
+}
+
+TEST_F(Os, PurgedMemoryReadsAsZero) {
+  const size_t kPage = hz3_os_page_bytes();
+  char *memory = static_cast<char *>(hz3_os_map(nullptr, 3 * kPage));
+  memset(memory, 7, 3 * kPage);
+  EXPECT_TRUE(hz3_os_purge(memory + kPage, kPage));
+  EXPECT_EQ(memory[0], 7);
+  EXPECT_TRUE(IsZero(memory + kPage, kPage));
+  EXPECT_EQ(memory[2 * kPage], 7);
+  hz3_os_unmap(memory, 3 * kPage);
+}
+
+TEST_F(Os, LockedMemoryIsNotPurged) {
+  const size_t kPage = hz3_os_page_bytes();
+  char *memory = static_cast<char *>(hz3_os_map(nullptr, kPage));
+  // By the system call: the sanitizers turn the function into nothing.
+  if (syscall(SYS_mlock, memory, kPage) != 0) {
+    errno = kMarkedErrno;
+    GTEST_SKIP() << "no memory may be locked here";
+  }
+  memset(memory, 7, kPage);
+  EXPECT_FALSE(hz3_os_purge(memory, kPage));
+  EXPECT_EQ(memory[0], 7);
+  hz3_os_unmap(memory, kPage);
+}
+
+TEST_F(Os, MovedPagesArriveAndLeaveZeroes) {
+  const size_t kBytes = 64 * hz3_os_page_bytes();
+  char *from = static_cast<char *>(hz3_os_map(nullptr, kBytes));
+  char *to = static_cast<char *>(hz3_os_map(nullptr, kBytes));
+  for (size_t i = 0; i < kBytes; i++) from[i] = static_cast<char>(i / 64);
+  if (!hz3_os_move_pages(from, to, kBytes)) GTEST_SKIP() << "the kernel cannot move pages and keep the mapping";
+  for (size_t i = 0; i < kBytes; i++) ASSERT_EQ(to[i], static_cast<char>(i / 64));
+  EXPECT_TRUE(IsZero(from, kBytes));
+  memset(from, 1, kBytes);
+  hz3_os_unmap(from, kBytes);
+  hz3_os_unmap(to, kBytes);
+}
+
+TEST_F(Os, FailedMoveLeavesTheTargetUsable) {
+  const size_t kBytes = 4 * hz3_os_page_bytes();
+  char *from = static_cast<char *>(hz3_os_map(nullptr, kBytes));
+  char *to = static_cast<char *>(hz3_os_map(nullptr, kBytes));
+  hz3_os_unmap(from, kBytes);
+  EXPECT_NE(HZ3_OS_MOVED, hz3_os_move_pages(from, to, kBytes));
+  ASSERT_TRUE(IsMapped(to, kBytes));
+  EXPECT_TRUE(IsZero(to, kBytes));
+  memset(to, 1, kBytes);
+  hz3_os_unmap(to, kBytes);
+}
+
+TEST_F(Os, ClockGoesForward) {
+  uint64_t start = hz3_os_now_ms();
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  uint64_t passed = hz3_os_now_ms() - start;
+  EXPECT_GE(passed, 20u);  // the coarse clock lags by up to a tick of the kernel
+  EXPECT_LE(passed, 10000u);
+}
+
+TEST_F(Os, CountsTheCpusOfItsAffinity) {
+  cpu_set_t mask;
+  ASSERT_EQ(sched_getaffinity(0, sizeof mask, &mask), 0);
+  EXPECT_EQ(hz3_os_cpu_count(), static_cast<unsigned>(CPU_COUNT(&mask)));
+  EXPECT_LT(hz3_os_cpu(), 1u << 20);
+}
+
+TEST_F(Os, FutexWaitsForWakeOrChange) {
+  uint32_t word = 1;
+  hz3_os_futex_wait(&word, 0);  // different already: returns at once
+  std::atomic<bool> woken{false};
+  std::thread sleeper([&] {
+    while (__atomic_load_n(&word, __ATOMIC_ACQUIRE) == 1) hz3_os_futex_wait(&word, 1);
+    woken = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_FALSE(woken);
+  __atomic_store_n(&word, 2, __ATOMIC_RELEASE);
+  hz3_os_futex_wake_one(&word);
+  sleeper.join();
+  EXPECT_TRUE(woken);
+}
+
+}  // namespace

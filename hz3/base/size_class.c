@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: the size class tables, see size_class.h.
+#include "hz3/base/size_class.h"
+
+// Spans whose slice count is a power of two start naturally aligned, so that blocks of 2^k bytes are 2^k aligned.
+#define ROW(class, below, size, slice_count, object_count)                                                     \
+  [class] = {.bytes = (size),                                                                                  \
+             .align_slices = ((slice_count) & ((slice_count)-1)) == 0 ? (slice_count) : 1,                     \
+             .slices = (slice_count),                                                                          \
+             .objects = (object_count),                                                                        \
+             .reciprocal = (((uint64_t)1 << 40) + (size)-1) / (size)},
+
+const struct hz3_size_class hz3_size_classes[HZ3_CLASS_COUNT] = {HZ3_SIZE_CLASSES(ROW)};
+
+unsigned hz3_size_class_of(size_t bytes) {
+  if (bytes > HZ3_TABLE_MAX) return hz3_size_class_of_medium(bytes);
+  if (bytes > 4096) {
+    unsigned log2 = hz3_log2(bytes - 1);
+    return 57 + (log2 - 12) * 4 + (unsigned)(((bytes - 1) >> (log2 - 2)) & 3);
+  }
+  if (bytes > 512) {
+    unsigned log2 = hz3_log2(bytes - 1);
+    return 33 + (log2 - 9) * 8 + (unsigned)(((bytes - 1) >> (log2 - 3)) & 7);
+  }
+  return bytes == 0 ? 1 : (unsigned)((bytes + 15) / 16);
+}
+
+unsigned hz3_size_class_of_aligned(size_t bytes, size_t align) {
+  if (bytes > HZ3_MEDIUM_MAX || align > HZ3_MEDIUM_MAX) return 0;
+  if (align > HZ3_SLICE_BYTES) return hz3_size_class_of(hz3_ceil_power_of_two(hz3_max(bytes, align)));
+  for (unsigned size_class = hz3_size_class_of(bytes); size_class < HZ3_CLASS_COUNT; size_class++) {
+    if ((hz3_size_classes[size_class].bytes & (align - 1)) == 0) return size_class;
+  }
+  return 0;
+}

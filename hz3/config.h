@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: every option of the allocator, with one complete block per lane.
+// Called by: all boxes. The lane is chosen in one place, the Bazel build (--config=NAME).
+// Needs: nothing of ours.
+// Invariant: options are compile-time C values; no environment variable changes how memory is allocated.
+#ifndef HZ3_CONFIG_H_
+#define HZ3_CONFIG_H_
+
+#include <assert.h>  // static_assert in C and C++
+
+// HZ3_MAGAZINE_CAPACITY: objects in the smallest magazine of small classes. 61 pointers plus the header fill 512 bytes.
+// HZ3_MAGAZINE_BYTES: object bytes one magazine may hold for big classes; capacity = this / size, at least 16 up to 32 KiB.
+// HZ3_HEAP_BYTES: bytes a thread may keep in full spare magazines before it shares them through the depot.
+// HZ3_DEPOT_BYTES: bytes of one class that the depot may keep at most; below it, a quarter of what is out of its spans.
+// HZ3_RETAIN_MIN_BYTES / HZ3_RETAIN_MAX_BYTES: dirty free memory kept from the kernel, per source (slices, large ranges).
+//   The bound starts at the minimum and doubles whenever purged memory was wanted again within a second.
+// HZ3_TICK_MS: period of the clean-up driven from slow paths (depot low-water, parked heaps).
+// HZ3_CPUS_PER_SHARD: CPUs that share one depot shard.
+// HZ3_LARGE_CACHE: 1 keeps freed large ranges for reuse, 0 gives each back to the kernel at once.
+// HZ3_CHECKED: 1 adds the hardened checks of the checked lane to every operation.
+
+#if defined(HZ3_LANE_SCALE)
+#define HZ3_LANE_NAME "scale"
+#define HZ3_LANE_MAGAZINE_CAPACITY 61
+#define HZ3_LANE_MAGAZINE_BYTES (128 * 1024)
+#define HZ3_LANE_HEAP_BYTES (1024 * 1024)
+#define HZ3_LANE_DEPOT_BYTES (16 * 1024 * 1024)
+#define HZ3_LANE_RETAIN_MIN_BYTES (8 * 1024 * 1024)
+#define HZ3_LANE_RETAIN_MAX_BYTES (256 * 1024 * 1024)
+#define HZ3_LANE_TICK_MS 100
+#define HZ3_LANE_CPUS_PER_SHARD 8
+#define HZ3_LANE_LARGE_CACHE 1
+#define HZ3_LANE_CHECKED 0
+#elif defined(HZ3_LANE_CHECKED)
+#define HZ3_LANE_NAME "checked"
+#define HZ3_LANE_MAGAZINE_CAPACITY 61
+#define HZ3_LANE_MAGAZINE_BYTES (256 * 1024)
+#define HZ3_LANE_HEAP_BYTES (1024 * 1024)
+#define HZ3_LANE_DEPOT_BYTES (8 * 1024 * 1024)
+#define HZ3_LANE_RETAIN_MIN_BYTES (8 * 1024 * 1024)
+#define HZ3_LANE_RETAIN_MAX_BYTES (64 * 1024 * 1024)
+#define HZ3_LANE_TICK_MS 100
+#define HZ3_LANE_CPUS_PER_SHARD 8
+#define HZ3_LANE_LARGE_CACHE 1
+#define HZ3_LANE_CHECKED 1
+#elif defined(HZ3_LANE_TINY)
+#define HZ3_LANE_NAME "tiny"  // tests only: minimal limits, so that every slow path runs within seconds
+#define HZ3_LANE_MAGAZINE_CAPACITY 3
+#define HZ3_LANE_MAGAZINE_BYTES (16 * 1024)
+#define HZ3_LANE_HEAP_BYTES (16 * 1024)
+#define HZ3_LANE_DEPOT_BYTES (64 * 1024)
+#define HZ3_LANE_RETAIN_MIN_BYTES (256 * 1024)
+#define HZ3_LANE_RETAIN_MAX_BYTES (1024 * 1024)
+#define HZ3_LANE_TICK_MS 1
+#define HZ3_LANE_CPUS_PER_SHARD 1
+#define HZ3_LANE_LARGE_CACHE 1
+#define HZ3_LANE_CHECKED 0
+#elif defined(HZ3_LANE_FAST)
+#define HZ3_LANE_NAME "fast"
+#define HZ3_LANE_MAGAZINE_CAPACITY 61
+#define HZ3_LANE_MAGAZINE_BYTES (128 * 1024)
+#define HZ3_LANE_HEAP_BYTES (2 * 1024 * 1024)
+#define HZ3_LANE_DEPOT_BYTES (16 * 1024 * 1024)
+#define HZ3_LANE_RETAIN_MIN_BYTES (8 * 1024 * 1024)
+#define HZ3_LANE_RETAIN_MAX_BYTES (512 * 1024 * 1024)
+#define HZ3_LANE_TICK_MS 100
+#define HZ3_LANE_CPUS_PER_SHARD 8
+#define HZ3_LANE_LARGE_CACHE 1
+#define HZ3_LANE_CHECKED 0
+#else
+#error "unknown lane: define exactly one of HZ3_LANE_FAST, HZ3_LANE_SCALE, HZ3_LANE_CHECKED, HZ3_LANE_TINY"
+#endif
+
+// A Bazel setting (--//hz3:NAME=value) replaces the lane's value.
+#ifndef HZ3_MAGAZINE_CAPACITY
+#define HZ3_MAGAZINE_CAPACITY HZ3_LANE_MAGAZINE_CAPACITY
+#endif
+#ifndef HZ3_MAGAZINE_BYTES
+#define HZ3_MAGAZINE_BYTES HZ3_LANE_MAGAZINE_BYTES
+#endif
+#ifndef HZ3_HEAP_BYTES
+#define HZ3_HEAP_BYTES HZ3_LANE_HEAP_BYTES
+#endif
+#ifndef HZ3_DEPOT_BYTES
+#define HZ3_DEPOT_BYTES HZ3_LANE_DEPOT_BYTES
+#endif
+#ifndef HZ3_RETAIN_MIN_BYTES
+#define HZ3_RETAIN_MIN_BYTES HZ3_LANE_RETAIN_MIN_BYTES
+#endif
+#ifndef HZ3_RETAIN_MAX_BYTES
+#define HZ3_RETAIN_MAX_BYTES HZ3_LANE_RETAIN_MAX_BYTES
+#endif
+#ifndef HZ3_TICK_MS
+#define HZ3_TICK_MS HZ3_LANE_TICK_MS
+#endif
+#ifndef HZ3_CPUS_PER_SHARD
+#define HZ3_CPUS_PER_SHARD HZ3_LANE_CPUS_PER_SHARD
+#endif
+#ifndef HZ3_LARGE_CACHE
+#define HZ3_LARGE_CACHE HZ3_LANE_LARGE_CACHE
+#endif
+#ifndef HZ3_CHECKED
+#define HZ3_CHECKED HZ3_LANE_CHECKED
+#endif
+
+static_assert(HZ3_MAGAZINE_CAPACITY >= 1 && HZ3_MAGAZINE_CAPACITY <= 253, "magazine_capacity must be 1..253");
+static_assert(HZ3_RETAIN_MIN_BYTES <= HZ3_RETAIN_MAX_BYTES, "retain_min_bytes must not exceed retain_max_bytes");
+static_assert(HZ3_CPUS_PER_SHARD >= 1, "cpus_per_shard must be at least 1");
+static_assert(HZ3_LARGE_CACHE == 0 || HZ3_LARGE_CACHE == 1, "large_cache must be 0 or 1");
+
+#endif  // HZ3_CONFIG_H_
