@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: the checked lane's map from addresses to object words, see object_map.h.
+#include "hz3/pages/object_map.h"
+
+#include "hz3/base/metadata.h"
+#include "hz3/base/os.h"
+
+#define LEAF_BYTES (sizeof(uint64_t) << HZ3_OBJECT_LEAF_BITS)
+#define LEAF_SPAN (HZ3_SLICE_BYTES << HZ3_OBJECT_LEAF_BITS)
+
+uint64_t *hz3_object_map_root[1 << HZ3_OBJECT_ROOT_BITS];
+
+static size_t words_bytes(unsigned size_class) {
+  return hz3_ceil_power_of_two(hz3_max(hz3_size_classes[size_class].objects, 2) * sizeof(uint32_t));
+}
+
+uint32_t *hz3_object_words_alloc(unsigned size_class) { return (uint32_t *)hz3_metadata_alloc_bitmap(words_bytes(size_class)); }
+
+void hz3_object_words_free(unsigned size_class, uint32_t *words) {
+  __builtin_memset(words, 0, words_bytes(size_class));
+  hz3_metadata_free_bitmap(words, words_bytes(size_class));
+}
+
+bool hz3_object_map_reserve(const void *start, size_t bytes) {
+  for (uintptr_t at = hz3_round_down((uintptr_t)start, LEAF_SPAN); at < (uintptr_t)start + bytes; at += LEAF_SPAN) {
+    uint64_t **slot = &hz3_object_map_root[at / LEAF_SPAN];
+    if (__atomic_load_n(slot, __ATOMIC_ACQUIRE) != NULL) continue;
+    uint64_t *leaf = (uint64_t *)hz3_os_map(NULL, LEAF_BYTES), *expected = NULL;
+    if (leaf == NULL) return false;
+    if (!__atomic_compare_exchange_n(slot, &expected, leaf, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+      hz3_os_unmap(leaf, LEAF_BYTES);
+  }
+  return true;
+}
+
+static uint64_t *slot_of(const char *base) {
+  size_t slice = (uintptr_t)base / HZ3_SLICE_BYTES;
+  return &hz3_object_map_root[slice >> HZ3_OBJECT_LEAF_BITS][slice & (((size_t)1 << HZ3_OBJECT_LEAF_BITS) - 1)];
+}
+
+void hz3_object_map_set(const char *base, unsigned size_class, bool is_clean, uint32_t *words) {
+  uint64_t entry = (uintptr_t)words | (uint64_t)size_class << HZ3_OBJECT_CLASS_SHIFT | (uint64_t)is_clean << HZ3_OBJECT_CLEAN_SHIFT;
+  // Relaxed: whoever asks about a block got its pointer from the thread that entered the span, which orders the two.
+  for (unsigned i = 0; i < hz3_size_classes[size_class].slices; i++)
+    __atomic_store_n(slot_of(base + i * HZ3_SLICE_BYTES), entry | (uint64_t)i << HZ3_OBJECT_SLICE_SHIFT, __ATOMIC_RELAXED);
+}
+
+uint32_t *hz3_object_map_clear(const char *base, unsigned size_class) {
+  uint32_t *words = hz3_object_words(*slot_of(base));
+  for (unsigned i = 0; i < hz3_size_classes[size_class].slices; i++)
+    __atomic_store_n(slot_of(base + i * HZ3_SLICE_BYTES), 0, __ATOMIC_RELAXED);
+  return words;
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: chunks and spans: finding, splitting and merging runs of slices.
+// Called by: small, medium, hot through pages.h.
+// Owns: hz3_pages.
+// Locks: hz3_pages.lock, rank PAGES.
+#include "hz3/pages/pages.h"
+
+#include "hz3/base/fatal.h"
+#include "hz3/base/metadata.h"
+#include "hz3/base/os.h"
+#include "hz3/config.h"
+#include "hz3/pages/object_map.h"
+#include "hz3/pages/pages_internal.h"
+
+// A bin is 32 bytes (asserted in hot/bin.h), so a class's tag is its bin's byte offset.
+enum { TAG_BYTES_PER_CLASS = 32, MAX_CHUNKS_PER_MAP = 16, ALIGNED_TRIES = 4 };
+
+struct hz3_pages hz3_pages = {.lock = HZ3_LOCK_INIT(HZ3_RANK_PAGES), .retention = HZ3_RETENTION_INIT};
+
+// Start positions of free runs of at least `count` slices: bit i set when bits i .. i+count-1 are set in `mask`.
+static uint64_t run_starts(uint64_t mask, unsigned count) {
+  for (unsigned have = 1; have < count;) {
+    unsigned step = have <= count - have ? have : count - have;
+    mask &= mask >> step;
+    have += step;
+  }
+  return mask;
+}
+
+static unsigned longest_run(uint64_t mask) {
+  unsigned length = 0;
+  for (; mask != 0; mask &= mask >> 1) length++;
+  return length;
+}
+
+static uint64_t slice_mask(unsigned first, unsigned count) {
+  return (count == HZ3_CHUNK_SLICES ? ~(uint64_t)0 : ((uint64_t)1 << count) - 1) << first;
+}
+
+static void unlink_by_run_locked(struct hz3_chunk *chunk) {
+  unsigned run = chunk->longest_run;
+  if (run == 0) return;
+  if (chunk->prev != NULL) chunk->prev->next = chunk->next;
+  else hz3_pages.by_run[run] = chunk->next;
+  if (chunk->next != NULL) chunk->next->prev = chunk->prev;
+  if (hz3_pages.by_run[run] == NULL) hz3_pages.run_bits &= ~((uint64_t)1 << (run - 1));
+  chunk->longest_run = 0;
+}
+
+// Puts the chunk on the list of its longest free run after `free` changed.
+void hz3_chunk_relist_locked(struct hz3_chunk *chunk) {
+  unsigned run = longest_run(chunk->free);
+  if (run == chunk->longest_run) return;
+  unlink_by_run_locked(chunk);
+  if (run == 0) return;
+  chunk->longest_run = (uint8_t)run;
+  chunk->prev = NULL;
+  chunk->next = hz3_pages.by_run[run];
+  if (chunk->next != NULL) chunk->next->prev = chunk;
+  hz3_pages.by_run[run] = chunk;
+  hz3_pages.run_bits |= (uint64_t)1 << (run - 1);
+}
+
+// First slice of an aligned free run in the chunk, dirty memory preferred (no page fault); -1 if none.
+static int find_run(const struct hz3_chunk *chunk, unsigned count, unsigned align) {
+  uint64_t aligned = ~(uint64_t)0;
+  if (align > 1) aligned /= ((uint64_t)1 << align) - 1;  // bits 0, align, 2*align, ...
+  uint64_t starts = run_starts(chunk->free & chunk->dirty, count) & aligned;
+  if (starts == 0) starts = run_starts(chunk->free, count) & aligned;
+  return starts == 0 ? -1 : __builtin_ctzll(starts);
+}
+
+// Tightest fit: the chunk with the shortest sufficient longest run, so that big runs stay whole.
+static struct hz3_chunk *find_chunk_locked(unsigned count, unsigned align, int *first) {
+  for (uint64_t bits = hz3_pages.run_bits & ~(((uint64_t)1 << (count - 1)) - 1); bits != 0; bits &= bits - 1) {
+    struct hz3_chunk *chunk = hz3_pages.by_run[__builtin_ctzll(bits) + 1];
+    for (int tries = ALIGNED_TRIES; chunk != NULL && tries > 0; chunk = chunk->next, tries--) {
+      *first = find_run(chunk, count, align);
+      if (*first >= 0) return chunk;
+    }
+  }
+  return NULL;
+}
+
+// A span of the class, tagged; its list fields are for the caller.
+static struct hz3_span *take_span_locked(unsigned size_class) {
+  unsigned count = hz3_size_classes[size_class].slices, align = hz3_size_classes[size_class].align_slices;
+  int first = -1;
+  struct hz3_chunk *chunk = find_chunk_locked(count, align, &first);
+  if (chunk == NULL) return NULL;
+  uint64_t mask = slice_mask((unsigned)first, count);
+  uint64_t dirty = chunk->dirty & mask;
+  chunk->free &= ~mask;
+  hz3_pages.free_slices -= count;
+  hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(dirty));
+  if ((chunk->purged & mask) != 0) hz3_retention_note_regret(&hz3_pages.retention);
+  chunk->purged &= ~mask;
+  hz3_chunk_note_dirty_locked(chunk);
+  hz3_chunk_relist_locked(chunk);
+  struct hz3_span *span = &chunk->spans[first];
+  span->chunk = chunk;
+  span->first_slice = (uint8_t)first;
+  span->slices = (uint8_t)count;
+  span->is_clean = dirty == 0;
+  for (unsigned i = 0; i < count; i++) chunk->first_slice[(unsigned)first + i] = (uint8_t)first;
+  hz3_tag_map_set_locked(hz3_pages_span_base(span), count, (uint16_t)(size_class * TAG_BYTES_PER_CLASS));
+  return span;
+}
+
+static bool add_chunk(char *base) {
+  if (!hz3_page_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
+  if (HZ3_CHECKED && !hz3_object_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
+  hz3_tag_map_cover(base, HZ3_CHUNK_BYTES);
+  hz3_lock_acquire(&hz3_pages.lock);
+  struct hz3_chunk *chunk = hz3_pages.spare_descriptors;
+  if (chunk != NULL) hz3_pages.spare_descriptors = chunk->next;
+  hz3_lock_release(&hz3_pages.lock);
+  if (chunk == NULL) chunk = (struct hz3_chunk *)hz3_metadata_alloc(sizeof *chunk);
+  if (chunk == NULL) return false;
+  chunk->base = base;
+  hz3_page_map_set_chunk(chunk);
+  hz3_lock_acquire(&hz3_pages.lock);
+  chunk->free = ~(uint64_t)0;
+  chunk->dirty = chunk->purged = 0;
+  hz3_add_to_figure(&hz3_pages.chunks, 1);
+  hz3_pages.free_slices += HZ3_CHUNK_SLICES;
+  hz3_chunk_relist_locked(chunk);
+  hz3_lock_release(&hz3_pages.lock);
+  return true;
+}
+
+// Maps more chunks: an eighth of what is there, so that big heaps make few system calls and little is over-reserved.
+static bool grow(void) {
+  size_t wanted = hz3_read_figure(&hz3_pages.chunks) / 8;
+  wanted = hz3_max(1, hz3_min(wanted, MAX_CHUNKS_PER_MAP));
+  char *last = __atomic_load_n(&hz3_pages.last_base, __ATOMIC_RELAXED);
+  for (; wanted > 0; wanted /= 2) {
+    size_t bytes = wanted * HZ3_CHUNK_BYTES;
+    char *hint = last == NULL ? NULL : last - bytes;
+    char *base = (char *)hz3_os_map_aligned(hint, bytes, HZ3_CHUNK_BYTES);
+    if (base == NULL) continue;
+    __atomic_store_n(&hz3_pages.last_base, base, __ATOMIC_RELAXED);
+    size_t added = 0;
+    while (added < wanted && add_chunk(base + added * HZ3_CHUNK_BYTES)) added++;
+    if (added < wanted) hz3_os_unmap(base + added * HZ3_CHUNK_BYTES, (wanted - added) * HZ3_CHUNK_BYTES);
+    return added > 0;
+  }
+  return false;
+}
+
+struct hz3_span *hz3_pages_alloc_span(unsigned size_class) {
+  uint32_t *words = HZ3_CHECKED ? hz3_object_words_alloc(size_class) : NULL;
+  if (HZ3_CHECKED && words == NULL) return NULL;
+  struct hz3_span *span;
+  do {
+    hz3_lock_acquire(&hz3_pages.lock);
+    span = take_span_locked(size_class);
+    hz3_lock_release(&hz3_pages.lock);
+  } while (span == NULL && grow());
+  if (span == NULL) {
+    if (HZ3_CHECKED) hz3_object_words_free(size_class, words);
+    return NULL;
+  }
+  if (HZ3_CHECKED) hz3_object_map_set(hz3_pages_span_base(span), size_class, span->is_clean, words);
+  span->next = span->prev = NULL;
+  span->free_words = NULL;
+  span->free_word = 0;
+  span->free_count = span->carved = 0;
+  span->list = 255;
+  __atomic_store_n(&span->size_class, (uint16_t)size_class, __ATOMIC_RELEASE);
+  return span;
+}
+
+void hz3_pages_free_span(struct hz3_span *span) {
+  struct hz3_chunk *chunk = span->chunk;
+  unsigned count = span->slices;
+  unsigned size_class = span->size_class;
+  HZ3_CHECK(size_class != 0);
+  __atomic_store_n(&span->size_class, 0, __ATOMIC_RELAXED);
+  if (HZ3_CHECKED) hz3_object_words_free(size_class, hz3_object_map_clear(hz3_pages_span_base(span), size_class));
+  uint64_t mask = slice_mask(span->first_slice, count);
+  hz3_lock_acquire(&hz3_pages.lock);
+  HZ3_CHECK((chunk->free & mask) == 0);
+  hz3_tag_map_set_locked(hz3_pages_span_base(span), count, 0);  // a stale pointer is foreign from here on
+  chunk->free |= mask;
+  chunk->dirty |= mask;
+  hz3_pages.free_slices += count;
+  hz3_add_to_figure(&hz3_pages.dirty_slices, count);
+  hz3_chunk_note_dirty_locked(chunk);
+  hz3_chunk_relist_locked(chunk);
+  size_t used = hz3_pages.chunks * HZ3_CHUNK_BYTES - hz3_pages.free_slices * HZ3_SLICE_BYTES;
+  size_t limit = hz3_retention_limit(&hz3_pages.retention, used);
+  bool over = hz3_pages.dirty_slices * HZ3_SLICE_BYTES > limit;
+  hz3_lock_release(&hz3_pages.lock);
+  // Half of the limit stays, so that the next spans to go do not call the kernel one by one.
+  if (over) hz3_pages_purge_to(limit / 2);
+}
+
+char *hz3_pages_span_base(const struct hz3_span *span) {
+  return span->chunk->base + (size_t)span->first_slice * HZ3_SLICE_BYTES;
+}
+
+struct hz3_span *hz3_pages_span_of(const void *pointer) {
+  struct hz3_chunk *chunk = hz3_page_map_chunk_of(pointer);
+  if (chunk == NULL) return NULL;
+  size_t slice = (size_t)((const char *)pointer - chunk->base) / HZ3_SLICE_BYTES;
+  struct hz3_span *span = &chunk->spans[chunk->first_slice[slice]];
+  // A free slice still names the span it was part of last; that span may since have become shorter, or never have had it.
+  if (slice - span->first_slice >= span->slices) return NULL;
+  return __atomic_load_n(&span->size_class, __ATOMIC_RELAXED) == 0 ? NULL : span;
+}
+
+void hz3_pages_get_stats(struct hz3_pages_stats *stats) {
+  hz3_lock_acquire(&hz3_pages.lock);
+  stats->chunks = hz3_pages.chunks;
+  stats->mapped_bytes = hz3_pages.chunks * HZ3_CHUNK_BYTES;
+  stats->free_bytes = hz3_pages.free_slices * HZ3_SLICE_BYTES;
+  stats->dirty_bytes = hz3_pages.dirty_slices * HZ3_SLICE_BYTES;
+  stats->purges = hz3_pages.purges;
+  hz3_lock_release(&hz3_pages.lock);
+}
+
+void hz3_pages_fork_prepare(void) { hz3_lock_acquire_for_fork(&hz3_pages.lock); }
+void hz3_pages_fork_release(void) { hz3_lock_release_for_fork(&hz3_pages.lock); }

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: address space in 4 MiB chunks of 64 slices, handed out as spans; the page map; giving memory back.
+// Called by: small, medium (spans), large (page map, retention), hot (lookups, trim, fork).
+// Owns: chunks, the tag table, the page map.
+// Locks: one, rank PAGES. No lock is held while memory is mapped or purged.
+// Invariant: per chunk, free and used slices partition 64 bits; dirty marks slices whose memory may be non-zero.
+#ifndef HZ3_PAGES_PAGES_H_
+#define HZ3_PAGES_PAGES_H_
+
+#include "hz3/base/base.h"
+
+HZ3_BEGIN_DECLS
+
+struct hz3_chunk;
+
+// A run of slices that holds objects of one class. The descriptor lives in the chunk's metadata, never beside objects.
+// All fields after `chunk` belong to the box that allocated the span, under that box's lock.
+struct hz3_span {
+  struct hz3_span *next, *prev;  // list of spans with room
+  struct hz3_chunk *chunk;
+  uint64_t *free_words;  // small: one bit per object that came back; medium uses free_word
+  uint64_t free_word;
+  uint32_t free_count;  // bits set
+  uint32_t carved;      // objects [0, carved) were handed out at least once, the rest is untouched memory
+  uint16_t size_class;  // 0: not a span
+  uint8_t first_slice, slices;
+  uint8_t list;   // index of the list it is on, HZ3_SPAN_NO_LIST if on none
+  bool is_clean;  // memory from `carved` on is known to be zero
+};
+HZ3_STATIC_ASSERT(sizeof(struct hz3_span) <= 64, "one span descriptor per cache line");
+
+// A span of the class, tagged, nothing carved; NULL when the kernel gives no more memory. Thread-safe.
+struct hz3_span *hz3_pages_alloc_span(unsigned size_class);
+// Takes back a span of which no object is live or cached. May purge other slices. Thread-safe; keeps errno.
+void hz3_pages_free_span(struct hz3_span *span);
+
+// The span that holds this address, NULL if it is not slice memory in use. Any pointer value. Lock-free; the answer is
+// stable as long as the caller owns an object of the span.
+struct hz3_span *hz3_pages_span_of(const void *pointer);
+char *hz3_pages_span_base(const struct hz3_span *span);
+
+// The page map: for each MiB of address space, who owns it. Chunks own whole granules; a large block is entered at the
+// granule of its start (large blocks are at least 1 MiB, or 1 MiB aligned, so starts never share a granule).
+void *hz3_page_map_large_of(const void *pointer);  // NULL unless a large descriptor is entered there; lock-free
+void hz3_page_map_set_large(const void *pointer, void *large);  // NULL clears; the range must be reserved
+// Makes the map ready for [start, start + bytes). False when out of memory.
+bool hz3_page_map_reserve(const void *start, size_t bytes);
+// One bit per slice of the granule: memory may be non-zero. For the box that owns the granule, under its lock.
+uint16_t *hz3_page_map_dirty_mask(const void *pointer);
+
+// How much dirty free memory to keep: starts small, doubles when purged memory was wanted again within a second, and
+// halves after five seconds without.
+struct hz3_retention {
+  size_t limit_bytes;
+  uint64_t last_purge_ms, last_regret_ms;
+};
+#define HZ3_RETENTION_INIT {HZ3_RETAIN_MIN_BYTES, 0, 0}
+// The bound now, for a source of which `used_bytes` are in use: what was learned, but beyond eight times the minimum no
+// more than is in use, so that what an oscillating load has taught does not outlive the load.
+size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes);
+void hz3_retention_note_purge(struct hz3_retention *retention);
+void hz3_retention_note_regret(struct hz3_retention *retention);  // memory that was purged is handed out again
+
+// Gives every free slice back to the kernel; with `unmap`, wholly free chunks leave the address space too.
+// True if anything was given back.
+bool hz3_pages_trim(bool unmap);
+
+struct hz3_pages_stats {
+  size_t mapped_bytes, free_bytes, dirty_bytes, chunks, purges;
+};
+void hz3_pages_get_stats(struct hz3_pages_stats *stats);
+void hz3_pages_fork_prepare(void);
+void hz3_pages_fork_release(void);
+
+HZ3_END_DECLS
+
+#endif  // HZ3_PAGES_PAGES_H_

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: the chunk, shared by the files of this box only.
+// Called by: pages.c, page_map.c, purge.c.
+// Invariant: purging slices are in neither free nor any span; free_count(chunk) = popcount(free).
+#ifndef HZ3_PAGES_PAGES_INTERNAL_H_
+#define HZ3_PAGES_PAGES_INTERNAL_H_
+
+#include "hz3/base/lock.h"
+#include "hz3/base/size_class.h"
+#include "hz3/pages/pages.h"
+
+HZ3_BEGIN_DECLS
+
+#define HZ3_CHUNK_SLICES 64
+#define HZ3_CHUNK_BYTES (HZ3_CHUNK_SLICES * HZ3_SLICE_BYTES)
+
+struct hz3_chunk {
+  char *base;
+  uint64_t free, dirty, purged;        // one bit per slice, lock: pages; purged: given back and not used since
+  struct hz3_chunk *next, *prev;       // list of chunks with the same longest free run
+  struct hz3_chunk *dirty_next, *dirty_prev;  // chunks with dirty free slices, oldest first
+  uint8_t longest_run;
+  bool on_dirty_list;
+  uint8_t first_slice[HZ3_CHUNK_SLICES];  // first slice of the span that a slice belongs to
+  struct hz3_span spans[HZ3_CHUNK_SLICES] __attribute__((aligned(HZ3_CACHE_LINE)));  // by first slice
+};
+
+// All state of the box, under one lock.
+struct hz3_pages {
+  struct hz3_lock lock;
+  struct hz3_chunk *by_run[HZ3_CHUNK_SLICES + 1];  // chunks by longest free run
+  uint64_t run_bits;                               // bit r - 1: by_run[r] is not empty, r >= 1
+  struct hz3_chunk *dirty_first, *dirty_last;
+  struct hz3_chunk *spare_descriptors;  // of unmapped chunks, linked by next
+  struct hz3_retention retention;
+  size_t chunks, free_slices, dirty_slices, purges;
+  char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps
+};
+extern struct hz3_pages hz3_pages;
+
+// page_map.c
+void hz3_page_map_set_chunk(struct hz3_chunk *chunk);  // the range must be reserved
+void hz3_page_map_clear_chunk(struct hz3_chunk *chunk);
+struct hz3_chunk *hz3_page_map_chunk_of(const void *pointer);
+
+// tag_map.c
+void hz3_tag_map_cover(const char *start, size_t bytes);  // widens the window if possible; takes the lock itself
+void hz3_tag_map_set_locked(const char *start, size_t slices, uint16_t tag);
+
+// pages.c
+void hz3_chunk_relist_locked(struct hz3_chunk *chunk);
+
+// purge.c
+void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk);
+void hz3_pages_purge_to(size_t keep_bytes);
+
+HZ3_END_DECLS
+
+#endif  // HZ3_PAGES_PAGES_INTERNAL_H_

@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: tests of spans, tags, the page map, purging and retention.
+#define _Static_assert static_assert  // config.h is C
+#include "hz3/pages/pages.h"
+
+#include <errno.h>
+#include <gtest/gtest.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "hz3/base/os.h"
+#include "hz3/base/size_class.h"
+#include "hz3/config.h"
+#include "hz3/pages/tag_map.h"
+#include "hz3/pages/pages_internal.h"
+
+namespace {
+
+enum { kTagPerClass = 32 };
+const unsigned kSliceClass = 72;    // one object of one slice
+const unsigned kSixteenClass = 88;  // one object of 16 slices
+
+const hz3_size_class &Class(unsigned c) { return hz3_size_classes[c]; }
+size_t SpanBytes(const hz3_span *span) { return span->slices * HZ3_SLICE_BYTES; }
+
+hz3_pages_stats Stats() {
+  hz3_pages_stats stats;
+  hz3_pages_get_stats(&stats);
+  return stats;
+}
+
+// Bytes of the range that are backed by memory.
+size_t ResidentBytes(void *start, size_t bytes) {
+  std::vector<unsigned char> pages(bytes / hz3_os_page_bytes());
+  EXPECT_EQ(mincore(start, bytes, pages.data()), 0);
+  return static_cast<size_t>(std::count_if(pages.begin(), pages.end(), [](unsigned char p) { return p & 1; })) * hz3_os_page_bytes();
+}
+
+// The tag that a free would find, 0 outside the window.
+size_t TagOf(const void *pointer) {
+  size_t tag = 0;
+  return hz3_tag_find(pointer, &tag) ? tag : 0;
+}
+
+bool IsZero(const char *memory, size_t bytes) {
+  return std::all_of(memory, memory + bytes, [](char c) { return c == 0; });
+}
+
+bool IsMapped(void *start) {
+  unsigned char page;
+  return mincore(start, 1, &page) == 0;
+}
+
+class Pages : public testing::Test {
+ protected:
+  // Every test starts and ends with no memory at all.
+  void SetUp() override {
+    ASSERT_EQ(Stats().chunks, 0u);
+    hz3_pages.retention = HZ3_RETENTION_INIT;
+  }
+  void TearDown() override {
+    for (hz3_span *span : live_) hz3_pages_free_span(span);
+    hz3_pages_trim(true);
+    EXPECT_EQ(Stats().chunks, 0u);
+  }
+  hz3_span *Alloc(unsigned c) {
+    hz3_span *span = hz3_pages_alloc_span(c);
+    EXPECT_NE(span, nullptr);
+    live_.insert(span);
+    return span;
+  }
+  void Free(hz3_span *span) {
+    live_.erase(span);
+    hz3_pages_free_span(span);
+  }
+
+ private:
+  std::set<hz3_span *> live_;
+};
+
+TEST_F(Pages, EveryClassGetsAnAlignedTaggedSpan) {
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
+    hz3_span *span = Alloc(c);
+    char *base = hz3_pages_span_base(span);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(base) % (Class(c).align_slices * HZ3_SLICE_BYTES), 0u) << "class " << c;
+    EXPECT_EQ(span->size_class, c);
+    EXPECT_EQ(span->slices, Class(c).slices);
+    EXPECT_EQ(span->carved, 0u);
+    EXPECT_EQ(span->free_count, 0u);
+    for (size_t at = 0; at < SpanBytes(span); at += HZ3_SLICE_BYTES / 2) {
+      EXPECT_EQ(hz3_pages_span_of(base + at), span);
+      EXPECT_EQ(TagOf(base + at), size_t{c} * kTagPerClass);
+    }
+    EXPECT_EQ(hz3_pages_span_of(base + SpanBytes(span) - 1), span);
+    EXPECT_NE(hz3_pages_span_of(base - 1), span);
+    EXPECT_NE(hz3_pages_span_of(base + SpanBytes(span)), span);
+    memset(base, 1, SpanBytes(span));
+    Free(span);
+    for (size_t at = 0; at < Class(c).slices * HZ3_SLICE_BYTES; at += HZ3_SLICE_BYTES) {
+      EXPECT_EQ(hz3_pages_span_of(base + at), nullptr);
+      EXPECT_EQ(TagOf(base + at), 0u);
+    }
+  }
+  EXPECT_EQ(Stats().free_bytes, Stats().mapped_bytes);
+}
+
+TEST_F(Pages, ForeignPointersHaveNoSpanAndNoTag) {
+  Alloc(1);
+  int on_stack = 0;
+  static int global = 0;
+  for (const void *pointer : {static_cast<const void *>(nullptr), static_cast<const void *>(&on_stack),
+                              static_cast<const void *>(&global), reinterpret_cast<const void *>(uintptr_t{1} << 46),
+                              reinterpret_cast<const void *>(uintptr_t{1} << 47), reinterpret_cast<const void *>(~uintptr_t{0})}) {
+    EXPECT_EQ(hz3_pages_span_of(pointer), nullptr) << pointer;
+    EXPECT_EQ(TagOf(pointer), 0u) << pointer;
+    EXPECT_EQ(hz3_page_map_large_of(pointer), nullptr) << pointer;
+  }
+}
+
+TEST_F(Pages, FreeNeighboursServeBiggerSpans) {
+  std::vector<hz3_span *> spans;
+  for (int i = 0; i < HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
+  ASSERT_EQ(Stats().chunks, 1u);
+  ASSERT_EQ(Stats().free_bytes, 0u);
+  std::shuffle(spans.begin(), spans.end(), std::mt19937(1));
+  for (hz3_span *span : spans) Free(span);
+  for (int i = 0; i < HZ3_CHUNK_SLICES / 16; i++) Alloc(kSixteenClass);
+  EXPECT_EQ(Stats().chunks, 1u);
+  EXPECT_EQ(Stats().free_bytes, 0u);
+}
+
+TEST_F(Pages, TheTightestChunkIsTaken) {
+  hz3_span *first[4], *second[4];
+  for (hz3_span *&span : first) span = Alloc(kSixteenClass);
+  for (hz3_span *&span : second) span = Alloc(kSixteenClass);
+  ASSERT_EQ(Stats().chunks, 2u);
+  char *hole = hz3_pages_span_base(first[1]);
+  Free(first[1]);
+  Free(second[2]);
+  Free(second[3]);
+  EXPECT_EQ(hz3_pages_span_base(Alloc(kSixteenClass)), hole) << "the run of 32 slices should stay whole";
+}
+
+TEST_F(Pages, DirtyMemoryIsReusedFirst) {
+  hz3_span *span = Alloc(kSliceClass);
+  char *base = hz3_pages_span_base(span);
+  EXPECT_TRUE(span->is_clean);
+  hz3_span *keep = Alloc(kSliceClass);
+  Free(keep);
+  Free(span);
+  span = Alloc(kSliceClass);
+  EXPECT_FALSE(span->is_clean);
+  hz3_span *next = Alloc(kSliceClass);
+  EXPECT_FALSE(next->is_clean);
+  EXPECT_TRUE(hz3_pages_span_base(span) == base || hz3_pages_span_base(next) == base);
+  EXPECT_TRUE(Alloc(kSliceClass)->is_clean);
+}
+
+TEST_F(Pages, TrimPurgesToZeroAndKeepsTheMapping) {
+  hz3_span *span = Alloc(kSliceClass);
+  char *base = hz3_pages_span_base(span);
+  memset(base, 1, SpanBytes(span));
+  Free(span);
+  EXPECT_EQ(Stats().dirty_bytes, HZ3_SLICE_BYTES);
+  EXPECT_TRUE(hz3_pages_trim(false));
+  EXPECT_EQ(Stats().dirty_bytes, 0u);
+  EXPECT_EQ(Stats().chunks, 1u);
+  EXPECT_FALSE(hz3_pages_trim(false)) << "nothing is left to give";
+  EXPECT_TRUE(IsZero(base, HZ3_SLICE_BYTES));
+  EXPECT_TRUE(Alloc(kSliceClass)->is_clean);
+}
+
+TEST_F(Pages, PurgeGivesResidentMemoryBack) {
+  std::vector<hz3_span *> spans;
+  for (int i = 0; i < 12; i++) spans.push_back(Alloc(kSixteenClass));
+  std::vector<char *> bases;
+  for (hz3_span *span : spans) {
+    bases.push_back(hz3_pages_span_base(span));
+    EXPECT_EQ(ResidentBytes(bases.back(), HZ3_MIB), 0u);
+    memset(bases.back(), 1, HZ3_MIB);
+    EXPECT_EQ(ResidentBytes(bases.back(), HZ3_MIB), HZ3_MIB);
+  }
+  hz3_span *kept = spans.back();
+  spans.pop_back();
+  for (hz3_span *span : spans) Free(span);
+  hz3_pages_trim(false);
+  for (char *base : bases) EXPECT_EQ(ResidentBytes(base, HZ3_MIB), base == hz3_pages_span_base(kept) ? HZ3_MIB : 0u);
+}
+
+TEST_F(Pages, DirtyFreeMemoryIsPurgedToHalfOfTheLimit) {
+  std::vector<hz3_span *> spans;
+  const size_t kLimit = HZ3_RETAIN_MIN_BYTES;
+  for (size_t bytes = 0; bytes < kLimit + 2 * HZ3_MIB; bytes += HZ3_SLICE_BYTES) spans.push_back(Alloc(kSliceClass));
+  size_t last = 0, purges = 0;
+  for (hz3_span *span : spans) {
+    Free(span);
+    size_t dirty = Stats().dirty_bytes;
+    EXPECT_LE(dirty, kLimit);
+    if (dirty < last) {
+      // The oldest chunk goes as a whole, so a little more than half may go.
+      EXPECT_EQ(last, kLimit);
+      EXPECT_LE(dirty, kLimit / 2);
+      purges++;
+    }
+    last = dirty;
+  }
+  EXPECT_GE(purges, 1u);
+}
+
+TEST_F(Pages, LockedMemoryStaysDirty) {
+  hz3_span *span = Alloc(kSliceClass);
+  char *base = hz3_pages_span_base(span);
+  // By the system call: the sanitizers turn the function into nothing.
+  if (syscall(SYS_mlock, base, HZ3_SLICE_BYTES) != 0) GTEST_SKIP() << "no memory may be locked here";
+  memset(base, 1, HZ3_SLICE_BYTES);
+  Free(span);
+  hz3_pages_trim(false);
+  EXPECT_EQ(Stats().dirty_bytes, HZ3_SLICE_BYTES);
+  EXPECT_FALSE(Alloc(kSliceClass)->is_clean) << "what the kernel kept is handed out as zero";
+  syscall(SYS_munlock, base, HZ3_SLICE_BYTES);
+}
+
+TEST_F(Pages, TrimUnmapsFreeChunksOnly) {
+  std::vector<hz3_span *> spans;
+  for (int i = 0; i < 8; i++) spans.push_back(Alloc(kSixteenClass));
+  ASSERT_EQ(Stats().chunks, 2u);
+  char *kept = hz3_pages_span_base(spans[0]), *gone = nullptr;
+  for (hz3_span *span : spans) {
+    char *base = hz3_pages_span_base(span);
+    if (hz3_round_down(reinterpret_cast<uintptr_t>(base), HZ3_CHUNK_BYTES) != hz3_round_down(reinterpret_cast<uintptr_t>(kept), HZ3_CHUNK_BYTES))
+      gone = base;
+  }
+  for (size_t i = 1; i < spans.size(); i++) Free(spans[i]);
+  EXPECT_TRUE(hz3_pages_trim(true));
+  EXPECT_EQ(Stats().chunks, 1u);
+  EXPECT_EQ(Stats().mapped_bytes, HZ3_CHUNK_BYTES);
+  EXPECT_EQ(hz3_pages_span_of(kept), spans[0]);
+  EXPECT_TRUE(IsMapped(kept));
+  EXPECT_FALSE(IsMapped(gone));
+  EXPECT_EQ(hz3_pages_span_of(gone), nullptr);
+  Free(spans[0]);
+  EXPECT_TRUE(hz3_pages_trim(true));
+  EXPECT_EQ(Stats().mapped_bytes, 0u);
+  EXPECT_EQ(Stats().free_bytes, 0u);
+  EXPECT_EQ(Stats().dirty_bytes, 0u);
+  memset(hz3_pages_span_base(Alloc(kSixteenClass)), 1, HZ3_MIB);  // the descriptor is used again
+}
+
+TEST_F(Pages, KeepsErrno) {
+  errno = 4321;
+  hz3_span *span = Alloc(kSixteenClass);
+  Free(span);
+  hz3_pages_trim(true);
+  EXPECT_EQ(errno, 4321);
+}
+
+// A long random run against a picture of who owns which slice.
+TEST_F(Pages, RandomSpansNeverOverlap) {
+  std::mt19937 random(20);
+  std::vector<hz3_span *> live;
+  for (int i = 0; i < 20000; i++) {
+    if (live.size() < 200 && (live.empty() || random() % 100 < 55)) {
+      hz3_span *span = Alloc(1 + random() % (HZ3_CLASS_COUNT - 1));
+      for (size_t at = 0; at < SpanBytes(span); at += HZ3_SLICE_BYTES) {
+        auto *cell = reinterpret_cast<uintptr_t *>(hz3_pages_span_base(span) + at);
+        ASSERT_EQ(*cell, 0u) << "the slice has an owner already";
+        *cell = reinterpret_cast<uintptr_t>(span);
+      }
+      live.push_back(span);
+    } else if (!live.empty()) {
+      std::swap(live[random() % live.size()], live.back());
+      hz3_span *span = live.back();
+      for (size_t at = 0; at < SpanBytes(span); at += HZ3_SLICE_BYTES) {
+        auto *cell = reinterpret_cast<uintptr_t *>(hz3_pages_span_base(span) + at);
+        ASSERT_EQ(*cell, reinterpret_cast<uintptr_t>(span));
+        *cell = 0;
+      }
+      live.pop_back();
+      Free(span);
+    }
+    if (i % 1000 == 0) hz3_pages_trim(i % 2000 == 0);
+  }
+  size_t live_bytes = 0;
+  for (hz3_span *span : live) live_bytes += SpanBytes(span);
+  EXPECT_EQ(Stats().mapped_bytes - Stats().free_bytes, live_bytes);
+}
+
+TEST_F(Pages, ThreadsNeverShareASpan) {
+  const int kThreads = 4, kRounds = 3000;
+  std::atomic<int> doubled{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; t++) {
+    threads.emplace_back([t, &doubled] {
+      std::mt19937 random(static_cast<unsigned>(t));
+      std::vector<hz3_span *> live;
+      for (int i = 0; i < kRounds; i++) {
+        if (live.size() < 20 && random() % 2 == 0) {
+          hz3_span *span = hz3_pages_alloc_span(1 + random() % (HZ3_CLASS_COUNT - 1));
+          auto *cell = reinterpret_cast<uint32_t *>(hz3_pages_span_base(span));
+          if (__atomic_exchange_n(cell, 1u, __ATOMIC_RELAXED) != 0) doubled++;
+          live.push_back(span);
+        } else if (!live.empty()) {
+          std::swap(live[random() % live.size()], live.back());
+          *reinterpret_cast<uint32_t *>(hz3_pages_span_base(live.back())) = 0;
+          hz3_pages_free_span(live.back());
+          live.pop_back();
+        }
+        if (i % 500 == 499) hz3_pages_trim(true);
+      }
+      for (hz3_span *span : live) {
+        *reinterpret_cast<uint32_t *>(hz3_pages_span_base(span)) = 0;
+        hz3_pages_free_span(span);
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  EXPECT_EQ(doubled, 0);
+  EXPECT_EQ(Stats().free_bytes, Stats().mapped_bytes);
+}
+
+TEST_F(Pages, ForkLocksOutOthers) {
+  hz3_pages_fork_prepare();
+  hz3_span *span = nullptr;
+  std::thread other([&] { span = hz3_pages_alloc_span(1); });
+  hz3_pages_fork_release();
+  other.join();
+  ASSERT_NE(span, nullptr);
+  hz3_pages_free_span(span);
+}
+
+TEST_F(Pages, FreeingASpanTwiceIsFatal) {
+  hz3_span *span = Alloc(kSliceClass);
+  Free(span);
+  EXPECT_DEATH(hz3_pages_free_span(span), "^hz3: fatal: internal check failed: .* at hz3/pages/pages\\.c:[0-9]+\n$");
+}
+
+TEST_F(Pages, PageMapHoldsLargeBlocks) {
+  const size_t kBytes = 40 * HZ3_MIB;
+  char *start = static_cast<char *>(hz3_os_map_aligned(nullptr, kBytes, HZ3_MIB));
+  ASSERT_NE(start, nullptr);
+  ASSERT_TRUE(hz3_page_map_reserve(start, kBytes));
+  long descriptor;
+  hz3_page_map_set_large(start + HZ3_MIB, &descriptor);
+  EXPECT_EQ(hz3_page_map_large_of(start + HZ3_MIB), &descriptor);
+  EXPECT_EQ(hz3_page_map_large_of(start + HZ3_MIB + 5), &descriptor) << "the granule of the start is entered";
+  EXPECT_EQ(hz3_page_map_large_of(start), nullptr);
+  EXPECT_EQ(hz3_page_map_large_of(start + 2 * HZ3_MIB), nullptr);
+  EXPECT_EQ(hz3_pages_span_of(start + HZ3_MIB), nullptr);
+  EXPECT_EQ(TagOf(start + HZ3_MIB), 0u);
+  hz3_page_map_set_large(start + HZ3_MIB, nullptr);
+  EXPECT_EQ(hz3_page_map_large_of(start + HZ3_MIB), nullptr);
+  EXPECT_NE(hz3_page_map_dirty_mask(start), hz3_page_map_dirty_mask(start + HZ3_MIB));
+  EXPECT_EQ(*hz3_page_map_dirty_mask(start), 0u);
+  hz3_os_unmap(start, kBytes);
+}
+
+TEST(Retention, GrowsWhenPurgedMemoryIsWantedAgain) {
+  hz3_retention retention = HZ3_RETENTION_INIT;
+  EXPECT_EQ(retention.limit_bytes, size_t{HZ3_RETAIN_MIN_BYTES});
+  hz3_retention_note_regret(&retention);
+  EXPECT_EQ(retention.limit_bytes, size_t{HZ3_RETAIN_MIN_BYTES}) << "nothing was purged yet";
+  hz3_retention_note_purge(&retention);
+  hz3_retention_note_regret(&retention);
+  EXPECT_EQ(retention.limit_bytes, std::min<size_t>(2 * HZ3_RETAIN_MIN_BYTES, HZ3_RETAIN_MAX_BYTES));
+  hz3_retention_note_regret(&retention);
+  EXPECT_EQ(retention.limit_bytes, std::min<size_t>(2 * HZ3_RETAIN_MIN_BYTES, HZ3_RETAIN_MAX_BYTES)) << "one purge counts once";
+  for (int i = 0; i < 20; i++) {
+    hz3_retention_note_purge(&retention);
+    hz3_retention_note_regret(&retention);
+  }
+  EXPECT_EQ(retention.limit_bytes, size_t{HZ3_RETAIN_MAX_BYTES});
+}
+
+TEST(Retention, LateUseIsNoRegret) {
+  hz3_retention retention = HZ3_RETENTION_INIT;
+  hz3_retention_note_purge(&retention);
+  retention.last_purge_ms -= 1001;
+  hz3_retention_note_regret(&retention);
+  EXPECT_EQ(retention.limit_bytes, size_t{HZ3_RETAIN_MIN_BYTES});
+}
+
+TEST(Retention, DecaysWithoutRegret) {
+  hz3_retention retention = HZ3_RETENTION_INIT;
+  for (int i = 0; i < 20; i++) {
+    hz3_retention_note_purge(&retention);
+    hz3_retention_note_regret(&retention);
+  }
+  hz3_retention_note_purge(&retention);
+  EXPECT_EQ(retention.limit_bytes, size_t{HZ3_RETAIN_MAX_BYTES}) << "the last regret is recent";
+  size_t expected = HZ3_RETAIN_MAX_BYTES;
+  for (int i = 0; i < 30; i++) {
+    retention.last_regret_ms -= 5001;
+    hz3_retention_note_purge(&retention);
+    expected = std::max<size_t>(expected / 2, HZ3_RETAIN_MIN_BYTES);
+    EXPECT_EQ(retention.limit_bytes, expected);
+  }
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their runtimes need address space of their own
+[[noreturn]] void RunInLimitedAddressSpace() {
+  rlimit limit = {size_t{1} << 30, size_t{1} << 30};
+  setrlimit(RLIMIT_AS, &limit);
+  bool works = true;
+  hz3_span *last = nullptr;
+  size_t spans = 0;
+  for (hz3_span *span; (span = hz3_pages_alloc_span(kSixteenClass)) != nullptr; last = span, spans++) {
+    char *base = hz3_pages_span_base(span);
+    works = works && hz3_pages_span_of(base + HZ3_MIB - 1) == span && TagOf(base) == kSixteenClass * kTagPerClass;
+  }
+  works = works && spans >= 900;  // of 1024: next to nothing is reserved
+  hz3_pages_free_span(last);
+  works = works && hz3_pages_alloc_span(1) != nullptr;
+  if (!works) fprintf(stderr, "%zu spans\n", spans);
+  _exit(works ? 0 : 1);
+}
+
+// Threadsafe style starts the program anew: there is no table yet.
+TEST(PagesDeathTest, WorkUntilAddressSpaceEnds) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(RunInLimitedAddressSpace(), testing::ExitedWithCode(0), "");
+}
+#endif
+
+[[noreturn]] void WidenTheWindow() {
+  // A chunk far from the first one: the window must widen and keep the tags it has.
+  hz3_span *first = hz3_pages_alloc_span(1);
+  char *base = hz3_pages_span_base(first);
+  const struct hz3_tag_map *before = hz3_tag_map;
+  char *far = base - (size_t{1} << 40);
+  hz3_tag_map_cover(far, HZ3_CHUNK_BYTES);
+  bool works = hz3_tag_map != before && TagOf(base) == kTagPerClass && TagOf(far) == 0;
+  hz3_lock_acquire(&hz3_pages.lock);
+  hz3_tag_map_set_locked(far, 2, 64);
+  hz3_lock_release(&hz3_pages.lock);
+  works = works && TagOf(far) == 64 && TagOf(far + HZ3_SLICE_BYTES) == 64 && TagOf(far + 2 * HZ3_SLICE_BYTES) == 0;
+  // Too far for any window: nothing changes, lookups there go through the page map.
+  before = hz3_tag_map;
+  hz3_tag_map_cover(reinterpret_cast<char *>(HZ3_CHUNK_BYTES), HZ3_CHUNK_BYTES);
+  works = works && hz3_tag_map == before && TagOf(base) == kTagPerClass;
+  _exit(works ? 0 : 1);
+}
+
+TEST(PagesDeathTest, TagWindowWidensAndKeepsItsTags) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(WidenTheWindow(), testing::ExitedWithCode(0), "");
+}
+
+}  // namespace

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: giving free slices back to the kernel, and deciding how much to keep.
+// Called by: pages.c, hot (trim).
+// Locks: hz3_pages.lock, never held across madvise or munmap: slices being purged are neither free nor used.
+#include "hz3/base/fatal.h"
+#include "hz3/base/os.h"
+#include "hz3/config.h"
+#include "hz3/pages/pages_internal.h"
+
+// Memory wanted again within this time after a purge counts as purged too early.
+enum { REGRET_MS = 1000 };
+// What an oscillating load has taught may outlive its last swing by this multiple of the minimum.
+enum { IDLE_FACTOR = 8 };
+
+size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes) {
+  return hz3_min(retention->limit_bytes, hz3_max(used_bytes, IDLE_FACTOR * HZ3_RETAIN_MIN_BYTES));
+}
+
+void hz3_retention_note_purge(struct hz3_retention *retention) {
+  uint64_t now = hz3_os_now_ms();
+  retention->last_purge_ms = now;
+  if (now - retention->last_regret_ms > 5 * REGRET_MS && retention->limit_bytes > HZ3_RETAIN_MIN_BYTES) {
+    retention->limit_bytes = hz3_max(retention->limit_bytes / 2, HZ3_RETAIN_MIN_BYTES);
+    retention->last_regret_ms = now;
+  }
+}
+
+void hz3_retention_note_regret(struct hz3_retention *retention) {
+  if (retention->last_purge_ms == 0) return;
+  uint64_t now = hz3_os_now_ms();
+  if (now - retention->last_purge_ms <= REGRET_MS) {
+    retention->limit_bytes = hz3_min(retention->limit_bytes * 2, HZ3_RETAIN_MAX_BYTES);
+    retention->last_regret_ms = now;
+  }
+  retention->last_purge_ms = 0;  // one purge is regretted once
+}
+
+// Keeps the chunk on the dirty list exactly while it has dirty free slices; new ones go to the end.
+void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk) {
+  bool has_dirty = (chunk->free & chunk->dirty) != 0;
+  if (has_dirty == chunk->on_dirty_list) return;
+  chunk->on_dirty_list = has_dirty;
+  if (has_dirty) {
+    chunk->dirty_next = NULL;
+    chunk->dirty_prev = hz3_pages.dirty_last;
+    if (chunk->dirty_prev != NULL) chunk->dirty_prev->dirty_next = chunk;
+    else hz3_pages.dirty_first = chunk;
+    hz3_pages.dirty_last = chunk;
+    return;
+  }
+  if (chunk->dirty_prev != NULL) chunk->dirty_prev->dirty_next = chunk->dirty_next;
+  else hz3_pages.dirty_first = chunk->dirty_next;
+  if (chunk->dirty_next != NULL) chunk->dirty_next->dirty_prev = chunk->dirty_prev;
+  else hz3_pages.dirty_last = chunk->dirty_prev;
+}
+
+// Purges each run of slices in the mask; returns the slices that the kernel took.
+static uint64_t purge_runs(struct hz3_chunk *chunk, uint64_t mask) {
+  uint64_t purged = 0;
+  while (mask != 0) {
+    unsigned first = (unsigned)__builtin_ctzll(mask);
+    uint64_t rest = ~(mask >> first);
+    unsigned count = rest == 0 ? HZ3_CHUNK_SLICES - first : (unsigned)__builtin_ctzll(rest);
+    if (count > HZ3_CHUNK_SLICES - first) count = HZ3_CHUNK_SLICES - first;
+    uint64_t run = (count == HZ3_CHUNK_SLICES ? ~(uint64_t)0 : ((uint64_t)1 << count) - 1) << first;
+    if (hz3_os_purge(chunk->base + first * HZ3_SLICE_BYTES, count * HZ3_SLICE_BYTES)) purged |= run;
+    mask &= ~run;
+  }
+  return purged;
+}
+
+// Purges the chunk that has been dirty longest. False if there is none. Lock held on entry and exit, not between.
+static bool purge_oldest_locked(void) {
+  struct hz3_chunk *chunk = hz3_pages.dirty_first;
+  if (chunk == NULL) return false;
+  uint64_t mask = chunk->free & chunk->dirty;
+  unsigned count = (unsigned)__builtin_popcountll(mask);
+  chunk->free &= ~mask;
+  hz3_pages.free_slices -= count;
+  hz3_take_from_figure(&hz3_pages.dirty_slices, count);
+  hz3_chunk_note_dirty_locked(chunk);
+  hz3_chunk_relist_locked(chunk);
+  hz3_lock_release(&hz3_pages.lock);
+  uint64_t purged = purge_runs(chunk, mask);
+  hz3_lock_acquire(&hz3_pages.lock);
+  chunk->purged |= purged;
+  chunk->dirty &= ~purged;  // what the kernel refused (locked memory) stays dirty
+  chunk->free |= mask;
+  hz3_pages.free_slices += count;
+  hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(mask & ~purged));
+  hz3_pages.purges++;
+  hz3_chunk_note_dirty_locked(chunk);
+  hz3_chunk_relist_locked(chunk);
+  return purged != 0;
+}
+
+void hz3_pages_purge_to(size_t keep_bytes) {
+  hz3_lock_acquire(&hz3_pages.lock);
+  hz3_retention_note_purge(&hz3_pages.retention);
+  while (hz3_pages.dirty_slices * HZ3_SLICE_BYTES > keep_bytes && purge_oldest_locked()) {
+  }
+  hz3_lock_release(&hz3_pages.lock);
+}
+
+// Takes one wholly free chunk out of the address space. False if there is none, or the kernel refuses.
+static bool unmap_one_chunk(void) {
+  hz3_lock_acquire(&hz3_pages.lock);
+  struct hz3_chunk *chunk = hz3_pages.by_run[HZ3_CHUNK_SLICES];
+  if (chunk != NULL) {
+    chunk->free = 0;
+    hz3_pages.free_slices -= HZ3_CHUNK_SLICES;
+    hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(chunk->dirty));
+    hz3_chunk_note_dirty_locked(chunk);
+    hz3_chunk_relist_locked(chunk);
+  }
+  hz3_lock_release(&hz3_pages.lock);
+  if (chunk == NULL) return false;
+  hz3_page_map_clear_chunk(chunk);
+  bool unmapped = hz3_os_unmap(chunk->base, HZ3_CHUNK_BYTES);
+  if (!unmapped) hz3_page_map_set_chunk(chunk);  // too many maps: keep it
+  hz3_lock_acquire(&hz3_pages.lock);
+  if (unmapped) {
+    hz3_take_from_figure(&hz3_pages.chunks, 1);
+    chunk->next = hz3_pages.spare_descriptors;
+    hz3_pages.spare_descriptors = chunk;
+  } else {
+    chunk->free = ~(uint64_t)0;
+    hz3_pages.free_slices += HZ3_CHUNK_SLICES;
+    hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(chunk->dirty));
+    hz3_chunk_note_dirty_locked(chunk);
+    hz3_chunk_relist_locked(chunk);
+  }
+  hz3_lock_release(&hz3_pages.lock);
+  return unmapped;
+}
+
+bool hz3_pages_trim(bool unmap) {
+  size_t before = hz3_read_figure(&hz3_pages.dirty_slices);
+  hz3_pages_purge_to(0);
+  bool any = before != 0;
+  while (unmap && unmap_one_chunk()) any = true;
+  return any;
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: the tests that small and medium have in common, one run per size class.
+// Called by: small_test.cc and medium_test.cc, which define kBox and say which classes.
+#ifndef HZ3_PAGES_SPAN_BOX_TEST_H_
+#define HZ3_PAGES_SPAN_BOX_TEST_H_
+
+#include <gtest/gtest.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <unordered_set>
+#include <vector>
+
+#include "hz3/base/os.h"
+#include "hz3/base/size_class.h"
+#include "hz3/pages/pages.h"
+#include "hz3/pages/tag_map.h"
+
+struct SpanBox {
+  size_t (*fetch)(unsigned size_class, void **out, size_t count);
+  void (*release)(unsigned size_class, void **objects, size_t count);
+  size_t (*live_objects)(unsigned size_class);
+  size_t (*spans)(unsigned size_class);
+  void (*fork_prepare)();
+  void (*fork_release)();
+  unsigned other_class;  // of the same box
+};
+extern const SpanBox kBox;
+
+// The tag that a free would find, 0 outside the window.
+inline size_t TagOf(const void *pointer) {
+  size_t tag = 0;
+  return hz3_tag_find(pointer, &tag) ? tag : 0;
+}
+
+// One size class; every test ends with all objects back and no span held.
+class SpanBoxTest : public testing::TestWithParam<unsigned> {
+ protected:
+  SpanBoxTest() : c_(GetParam()), bytes_(hz3_size_classes[c_].bytes), per_span_(hz3_size_classes[c_].objects) {}
+  void TearDown() override {
+    ReleaseAll();
+    EXPECT_EQ(kBox.live_objects(c_), 0u);
+    EXPECT_EQ(kBox.spans(c_), 0u);
+    hz3_pages_stats stats;
+    hz3_pages_get_stats(&stats);
+    EXPECT_EQ(stats.free_bytes, stats.mapped_bytes) << "a slice was lost";
+    hz3_pages_trim(true);
+  }
+
+  // Exactly `count` objects, however many calls that takes.
+  std::vector<void *> Fetch(size_t count) {
+    std::vector<void *> objects(count);
+    for (size_t got = 0; got < count;) {
+      size_t more = kBox.fetch(c_, &objects[got], count - got);
+      if (more == 0 || more > count - got) {
+        ADD_FAILURE() << "fetch of " << count - got << " gave " << more;
+        objects.resize(got);
+        break;
+      }
+      got += more;
+    }
+    live_.insert(objects.begin(), objects.end());
+    return objects;
+  }
+  void Release(std::vector<void *> objects) {
+    for (void *object : objects) live_.erase(object);
+    if (!objects.empty()) kBox.release(c_, objects.data(), objects.size());
+  }
+  void ReleaseAll() { Release(std::vector<void *>(live_.begin(), live_.end())); }
+  std::string FatalLine(const char *what, bool has_size = true) const {
+    std::string size = " in a block of " + std::to_string(bytes_) + " bytes";
+    return std::string("^hz3: fatal: ") + what + ": pointer 0x[0-9a-f]+" + (has_size ? size : "") + "\n$";
+  }
+  char *BaseOf(void *object) const { return hz3_pages_span_base(hz3_pages_span_of(object)); }
+
+  const unsigned c_;
+  const size_t bytes_, per_span_;
+  std::unordered_set<void *> live_;
+};
+
+TEST_P(SpanBoxTest, ObjectsAreApartAlignedAndInTaggedSpans) {
+  size_t count = 2 * per_span_ + per_span_ / 2 + 1;
+  std::vector<void *> objects = Fetch(count);
+  EXPECT_EQ(kBox.live_objects(c_), count);
+  EXPECT_EQ(kBox.spans(c_), (count + per_span_ - 1) / per_span_);
+  size_t align = bytes_ & -bytes_;
+  for (void *object : objects) {
+    ASSERT_EQ(reinterpret_cast<uintptr_t>(object) % align, 0u);
+    ASSERT_EQ(TagOf(object), c_ * 32);
+    hz3_span *span = hz3_pages_span_of(object);
+    ASSERT_EQ(span->size_class, c_);
+    ASSERT_EQ((static_cast<char *>(object) - hz3_pages_span_base(span)) % static_cast<ptrdiff_t>(bytes_), 0);
+    ASSERT_EQ(hz3_pages_span_of(static_cast<char *>(object) + bytes_ - 1), span);
+  }
+  std::sort(objects.begin(), objects.end());
+  for (size_t i = 1; i < objects.size(); i++)
+    ASSERT_LE(static_cast<char *>(objects[i - 1]) + bytes_, static_cast<char *>(objects[i]));
+}
+
+TEST_P(SpanBoxTest, FreshObjectsComeLowestLast) {
+  std::vector<void *> objects = Fetch(std::min<size_t>(per_span_, 20));
+  EXPECT_TRUE(std::is_sorted(objects.rbegin(), objects.rend()));
+}
+
+TEST_P(SpanBoxTest, FetchNeverGivesMoreThanAsked) {
+  std::vector<void *> objects(per_span_ + 8, this);
+  size_t got = kBox.fetch(c_, objects.data(), 1);
+  ASSERT_EQ(got, 1u);
+  EXPECT_EQ(objects[1], this);
+  live_.insert(objects[0]);
+}
+
+TEST_P(SpanBoxTest, EverythingComesBackInAnyOrder) {
+  std::mt19937 random(c_);
+  for (int round = 0; round < 3; round++) {
+    std::vector<void *> objects = Fetch(3 * per_span_);
+    std::shuffle(objects.begin(), objects.end(), random);
+    std::vector<void *> half(objects.begin(), objects.begin() + static_cast<ptrdiff_t>(objects.size() / 2));
+    Release(half);
+    std::vector<void *> again = Fetch(half.size());
+    std::sort(half.begin(), half.end());
+    std::sort(again.begin(), again.end());
+    // No new span is opened while there is room in the old ones.
+    EXPECT_LE(kBox.spans(c_), 3u);
+    ReleaseAll();
+    EXPECT_EQ(kBox.spans(c_), 0u);
+  }
+}
+
+TEST_P(SpanBoxTest, FullestSpanIsServedFirst) {
+  if (per_span_ < 8) GTEST_SKIP() << "three degrees of fullness need eight objects";
+  std::vector<void *> spans[3];
+  for (auto &objects : spans) objects = Fetch(per_span_);
+  ASSERT_EQ(kBox.spans(c_), 3u);
+  // Freed: most of the first, about a third of the second, one of the third.
+  auto release_some = [&](std::vector<void *> &objects, size_t count) {
+    Release(std::vector<void *>(objects.begin(), objects.begin() + static_cast<ptrdiff_t>(count)));
+    objects.erase(objects.begin(), objects.begin() + static_cast<ptrdiff_t>(count));
+  };
+  const size_t first = per_span_ - 1, second = (per_span_ * 3 + 7) / 8, third = 1;
+  char *bases[3] = {BaseOf(spans[0].back()), BaseOf(spans[1].back()), BaseOf(spans[2].back())};
+  release_some(spans[0], first);
+  release_some(spans[1], second);
+  release_some(spans[2], third);
+  EXPECT_EQ(BaseOf(Fetch(third).front()), bases[2]);
+  for (void *object : Fetch(second)) EXPECT_EQ(BaseOf(object), bases[1]);
+  for (void *object : Fetch(first)) EXPECT_EQ(BaseOf(object), bases[0]);
+  EXPECT_EQ(kBox.spans(c_), 3u);
+}
+
+// Without access rights, any touch of an object's memory ends the test.
+TEST_P(SpanBoxTest, ObjectMemoryIsNeverTouched) {
+  std::vector<void *> objects = Fetch(per_span_);
+  char *base = BaseOf(objects[0]);
+  size_t span_bytes = hz3_size_classes[c_].slices * HZ3_SLICE_BYTES;
+  ASSERT_EQ(mprotect(base, span_bytes, PROT_NONE), 0);
+  void *last = objects.back();
+  objects.pop_back();
+  if (!objects.empty()) {
+    Release(objects);
+    EXPECT_EQ(BaseOf(Fetch(per_span_ - 1).front()), base);
+  }
+  EXPECT_EQ(BaseOf(last), base);
+  ASSERT_EQ(mprotect(base, span_bytes, PROT_READ | PROT_WRITE), 0);
+}
+
+TEST_P(SpanBoxTest, ThreadsGetEveryObjectOnce) {
+  const int kThreads = 3, kRounds = 150;
+  const size_t kBatch = std::max<size_t>(1, std::min<size_t>(61, 4 * HZ3_MIB / bytes_ / 16));
+  std::atomic<int> doubled{0};
+  std::mutex pool_lock;
+  std::vector<void *> pool;  // objects that another thread gives back
+  auto work = [&](unsigned seed) {
+    std::mt19937 random(seed);
+    std::vector<void *> batch(kBatch);
+    for (int i = 0; i < kRounds; i++) {
+      size_t got = kBox.fetch(c_, batch.data(), 1 + random() % kBatch);
+      for (size_t j = 0; j < got; j++)
+        if (__atomic_exchange_n(static_cast<int *>(batch[j]), 1, __ATOMIC_RELAXED) == 1) doubled++;
+      std::vector<void *> back;
+      {
+        std::lock_guard<std::mutex> guard(pool_lock);
+        pool.insert(pool.end(), batch.begin(), batch.begin() + static_cast<ptrdiff_t>(got));
+        std::shuffle(pool.begin(), pool.end(), random);
+        for (size_t count = random() % (2 * kBatch); count > 0 && !pool.empty(); count--) {
+          back.push_back(pool.back());
+          pool.pop_back();
+        }
+      }
+      for (void *object : back) __atomic_store_n(static_cast<int *>(object), 0, __ATOMIC_RELAXED);
+      if (!back.empty()) kBox.release(c_, back.data(), back.size());
+    }
+  };
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < kThreads; t++) threads.emplace_back(work, t);
+  for (std::thread &thread : threads) thread.join();
+  EXPECT_EQ(doubled, 0);
+  EXPECT_EQ(kBox.live_objects(c_), pool.size());
+  for (void *object : pool) *static_cast<int *>(object) = 0;
+  live_.insert(pool.begin(), pool.end());
+}
+
+TEST_P(SpanBoxTest, ForkLocksOutOthers) {
+  kBox.fork_prepare();
+  void *object = nullptr;
+  size_t got = 0;
+  std::thread other([&] { got = kBox.fetch(c_, &object, 1); });
+  kBox.fork_release();
+  other.join();
+  ASSERT_EQ(got, 1u);
+  live_.insert(object);
+}
+
+using SpanBoxDeathTest = SpanBoxTest;
+
+TEST_P(SpanBoxDeathTest, DoubleFreeIsFatal) {
+  std::vector<void *> objects = Fetch(2);
+  if (hz3_pages_span_of(objects[0]) != hz3_pages_span_of(objects[1])) {
+    // Alone in its span: after the first free the span is gone, and the block nobody's.
+    EXPECT_DEATH({ Release({objects[0]}); kBox.release(c_, &objects[0], 1); },
+                 FatalLine("free of a pointer that this allocator did not return", false));
+    return;
+  }
+  EXPECT_DEATH({ Release({objects[0]}); kBox.release(c_, &objects[0], 1); }, FatalLine("double free"));
+  void *twice[] = {objects[1], objects[1]};
+  EXPECT_DEATH(kBox.release(c_, twice, 2), FatalLine("double free"));
+}
+
+TEST_P(SpanBoxDeathTest, PointerIntoABlockIsFatal) {
+  char *object = static_cast<char *>(Fetch(1)[0]);
+  for (size_t offset : {size_t{1}, size_t{8}, bytes_ / 2, bytes_ - 1}) {
+    void *inside = object + offset;
+    EXPECT_DEATH(kBox.release(c_, &inside, 1), FatalLine("free of a pointer into the middle of a block"));
+  }
+}
+
+TEST_P(SpanBoxDeathTest, BlockNeverHandedOutIsFatal) {
+  if (per_span_ == 1) GTEST_SKIP() << "a span of one object has no other";
+  void *next = static_cast<char *>(Fetch(1)[0]) + bytes_;
+  EXPECT_DEATH(kBox.release(c_, &next, 1), FatalLine("free of a pointer into the middle of a block"));
+}
+
+TEST_P(SpanBoxDeathTest, TailOfTheSpanIsFatal) {
+  std::vector<void *> objects = Fetch(per_span_);
+  size_t span_bytes = hz3_size_classes[c_].slices * HZ3_SLICE_BYTES;
+  if (per_span_ * bytes_ == span_bytes) GTEST_SKIP() << "no tail";
+  void *tail = BaseOf(objects[0]) + per_span_ * bytes_;
+  EXPECT_DEATH(kBox.release(c_, &tail, 1), FatalLine("free of a pointer into the middle of a block"));
+}
+
+TEST_P(SpanBoxDeathTest, ForeignPointerIsFatal) {
+  std::string line = FatalLine("free of a pointer that this allocator did not return", false);
+  int on_stack;
+  void *foreign = &on_stack;
+  EXPECT_DEATH(kBox.release(c_, &foreign, 1), line);
+  foreign = nullptr;
+  EXPECT_DEATH(kBox.release(c_, &foreign, 1), line);
+  void *object = Fetch(1)[0];
+  unsigned wrong = c_ == kBox.other_class ? c_ + 1 : kBox.other_class;
+  EXPECT_DEATH(kBox.release(wrong, &object, 1), line);
+}
+
+inline std::string ClassName(const testing::TestParamInfo<unsigned> &info) {
+  return std::to_string(hz3_size_classes[info.param].bytes);
+}
+
+#endif  // HZ3_PAGES_SPAN_BOX_TEST_H_
