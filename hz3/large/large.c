@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: the large box, see large.h.
+// Locks: hz3_ranges.lock; system calls are made without it, on ranges that are in no list.
+#include "hz3/large/large.h"
+
+#include "hz3/base/os.h"
+#include "hz3/config.h"
+#include "hz3/large/range.h"
+
+// Moving pages costs a system call plus page-table work: cheaper than copying from here on (docs/decisions).
+#define MOVE_MIN_BYTES ((size_t)256 * 1024)
+// Purged ranges of this size leave the address space too: the call costs the same, and limits and commit see it.
+#define UNMAP_MIN_BYTES ((size_t)64 * 1024 * 1024)
+// A split at either end of a range, and the mapping that may be needed.
+enum { DESCRIPTORS_PER_ALLOC = 3 };
+
+// Address space for a block: a sixteenth of its power of two as granule keeps the pieces reusable; only memory that is
+// touched costs anything.
+static size_t placement_bytes(size_t bytes) {
+  size_t granule = hz3_max(HZ3_SLICE_BYTES, hz3_ceil_power_of_two(bytes / 32 + 1));
+  return hz3_max(hz3_round_up(bytes, granule), HZ3_MIB);
+}
+
+static size_t page_round(size_t bytes) { return hz3_round_up(bytes, hz3_os_page_bytes()); }
+
+// Cuts `range` (in no list) so that it starts aligned and has `bytes`; what is left over becomes free.
+static struct hz3_range *carve_locked(struct hz3_range *range, size_t bytes, size_t align) {
+  size_t head = hz3_round_up((uintptr_t)range->start, align) - (uintptr_t)range->start;
+  if (head != 0) {
+    struct hz3_range *rest = hz3_range_split_locked(range, head);
+    rest->state = HZ3_RANGE_USED;  // so that freeing the head does not merge with it
+    hz3_range_free_locked(range);
+    range = rest;
+  }
+  if (range->bytes > bytes) {
+    range->state = HZ3_RANGE_USED;
+    hz3_range_free_locked(hz3_range_split_locked(range, bytes));
+  }
+  return range;
+}
+
+static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) {
+  size_t slack = align > HZ3_SLICE_BYTES ? align - HZ3_SLICE_BYTES : 0;
+  struct hz3_range *range = hz3_range_take_fit_locked(place + slack);
+  if (range == NULL) return NULL;
+  range = carve_locked(range, place, align);
+  range->state = HZ3_RANGE_USED;
+  range->usable_bytes = range->touched_bytes = usable;
+  range->note = (struct hz3_large_note){0};
+  hz3_ranges.live_bytes += usable;
+  hz3_ranges.live_blocks++;
+  hz3_page_map_set_large(range->start, range);
+  if (range->was_purged && hz3_dirty_count_bytes(range->start, place) != place) hz3_retention_note_regret(&hz3_ranges.retention);
+  return range;
+}
+
+static bool map_more(size_t bytes) {
+  hz3_lock_acquire(&hz3_ranges.lock);
+  char *above = hz3_ranges.lowest == NULL ? NULL : hz3_ranges.lowest->start;
+  hz3_lock_release(&hz3_ranges.lock);
+  char *start = (char *)hz3_os_map_aligned(above == NULL ? NULL : above - bytes, bytes, HZ3_SLICE_BYTES);
+  if (start == NULL) return false;
+  if (!hz3_page_map_reserve(start, bytes)) {
+    hz3_os_unmap(start, bytes);
+    return false;
+  }
+  hz3_lock_acquire(&hz3_ranges.lock);
+  hz3_dirty_clear(start, bytes);  // another mapping may have been here before
+  hz3_range_add_locked(start, bytes);
+  hz3_lock_release(&hz3_ranges.lock);
+  return true;
+}
+
+static struct hz3_range *alloc_range(size_t bytes, size_t align) {
+  if (bytes > PTRDIFF_MAX || align > PTRDIFF_MAX - bytes) return NULL;
+  size_t usable = page_round(hz3_max(bytes, 1)), place = placement_bytes(usable);
+  align = hz3_max(align, HZ3_SLICE_BYTES);
+  size_t map_bytes = place + (align > HZ3_SLICE_BYTES ? align : 0);
+  struct hz3_range *range = NULL;
+  do {
+    if (!hz3_ranges_reserve_descriptors(DESCRIPTORS_PER_ALLOC)) return NULL;
+    hz3_lock_acquire(&hz3_ranges.lock);
+    range = take_locked(usable, place, align);
+    hz3_lock_release(&hz3_ranges.lock);
+  } while (range == NULL && map_more(map_bytes));
+  return range;
+}
+
+// Clears the slices that may be non-zero; runs of them in one memset.
+static void clear_dirty(struct hz3_range *range) {
+  size_t run = 0, at = 0;
+  for (; at < range->usable_bytes; at += HZ3_SLICE_BYTES) {
+    if (hz3_dirty_test(range->start + at)) continue;
+    __builtin_memset(range->start + run, 0, at - run);
+    run = at + HZ3_SLICE_BYTES;
+  }
+  if (run < range->usable_bytes) __builtin_memset(range->start + run, 0, range->usable_bytes - run);
+}
+
+void *hz3_large_alloc(size_t bytes, size_t align, bool zero) {
+  struct hz3_range *range = alloc_range(bytes, align);
+  if (range == NULL) return NULL;
+  if (zero) clear_dirty(range);
+  return range->start;
+}
+
+// The live block that starts at this address, NULL if none.
+static struct hz3_range *range_of(const void *pointer) {
+  struct hz3_range *range = (struct hz3_range *)hz3_page_map_large_of(pointer);
+  return range != NULL && range->start == pointer ? range : NULL;
+}
+
+static void end_use_locked(struct hz3_range *range) {
+  hz3_page_map_set_large(range->start, NULL);
+  hz3_dirty_mark(range->start, hz3_round_up(range->touched_bytes, HZ3_SLICE_BYTES));
+  hz3_ranges.live_bytes -= range->usable_bytes;
+  hz3_ranges.live_blocks--;
+}
+
+// Purges one range (in no list), called without the lock; it is free afterwards. False if the kernel refused.
+static bool purge_range(struct hz3_range *range) {
+  bool clean = hz3_os_purge(range->start, range->bytes);
+  hz3_lock_acquire(&hz3_ranges.lock);
+  if (clean) hz3_dirty_clear(range->start, range->bytes);
+  range->was_purged = true;
+  hz3_ranges.purges++;
+  hz3_range_free_locked(range);
+  hz3_lock_release(&hz3_ranges.lock);
+  return clean;
+}
+
+// Takes the address space of one range (in no list) away, called without the lock. It leaves the neighbours and the dirty
+// bits before the kernel can give its addresses to another mapping. False if the kernel refused: it is then purged.
+static bool unmap_range(struct hz3_range *range) {
+  hz3_lock_acquire(&hz3_ranges.lock);
+  hz3_dirty_clear(range->start, range->bytes);
+  hz3_range_detach_locked(range);
+  hz3_take_from_figure(&hz3_ranges.mapped_bytes, range->bytes);
+  hz3_ranges.purges++;
+  hz3_lock_release(&hz3_ranges.lock);
+  bool gone = hz3_os_unmap(range->start, range->bytes);
+  bool clean = gone || hz3_os_purge(range->start, range->bytes);
+  hz3_lock_acquire(&hz3_ranges.lock);
+  if (gone) {
+    hz3_range_recycle_locked(range);
+  } else {
+    if (!clean) hz3_dirty_mark(range->start, range->bytes);
+    hz3_add_to_figure(&hz3_ranges.mapped_bytes, range->bytes);
+    hz3_range_free_locked(range);
+  }
+  hz3_lock_release(&hz3_ranges.lock);
+  return gone;
+}
+
+// Purges the ranges that have been free longest until at most `keep_bytes` of dirty free memory are left.
+static bool purge_to(size_t keep_bytes) {
+  bool any = false, clean = true;
+  while (clean) {
+    hz3_lock_acquire(&hz3_ranges.lock);
+    struct hz3_range *range = hz3_ranges.dirty_bytes > keep_bytes ? hz3_ranges.oldest_dirty : NULL;
+    if (range != NULL) {
+      if (!any) hz3_retention_note_purge(&hz3_ranges.retention);
+      hz3_range_take_locked(range);
+      range->state = HZ3_RANGE_PURGING;
+    }
+    hz3_lock_release(&hz3_ranges.lock);
+    if (range == NULL) return any;
+    clean = range->bytes >= UNMAP_MIN_BYTES ? unmap_range(range) : purge_range(range);
+    any = true;
+  }
+  return any;
+}
+
+static size_t keep_limit_locked(void) { return HZ3_LARGE_CACHE ? hz3_retention_limit(&hz3_ranges.retention, hz3_ranges.live_bytes) : 0; }
+
+bool hz3_large_free(void *pointer) {
+  hz3_lock_acquire(&hz3_ranges.lock);
+  struct hz3_range *range = range_of(pointer);
+  if (range != NULL) {
+    end_use_locked(range);
+    hz3_range_free_locked(range);
+  }
+  size_t limit = keep_limit_locked();
+  bool over = hz3_ranges.dirty_bytes > limit;
+  hz3_lock_release(&hz3_ranges.lock);
+  if (over) purge_to(limit / 4 * 3);
+  return range != NULL;
+}
+
+size_t hz3_large_usable_bytes(const void *pointer) {
+  // No lock: the caller owns the block, so its descriptor does not change.
+  struct hz3_range *range = range_of(pointer);
+  return range == NULL ? 0 : range->usable_bytes;
+}
+
+struct hz3_large_note *hz3_large_note(const void *pointer) {
+  struct hz3_range *range = range_of(pointer);
+  return range == NULL ? NULL : &range->note;
+}
+
+static void set_usable_locked(struct hz3_range *range, size_t usable) {
+  hz3_ranges.live_bytes += usable - range->usable_bytes;
+  range->usable_bytes = usable;
+  range->touched_bytes = hz3_max(range->touched_bytes, usable);
+}
+
+// Lets the range reach into a free right neighbour. False if there is none or it is too small.
+static bool extend_locked(struct hz3_range *range, size_t place) {
+  struct hz3_range *right = range->right;
+  if (right == NULL || right->state != HZ3_RANGE_FREE || range->bytes + right->bytes < place) return false;
+  hz3_range_take_locked(right);
+  if (range->bytes + right->bytes > place) {
+    struct hz3_range *rest = hz3_range_split_locked(right, place - range->bytes);
+    right->state = HZ3_RANGE_USED;
+    hz3_range_free_locked(rest);
+  }
+  hz3_range_absorb_right_locked(range);
+  return true;
+}
+
+static void shrink_locked(struct hz3_range *range, size_t place) {
+  struct hz3_range *rest = hz3_range_split_locked(range, place);
+  if (range->touched_bytes > place) {
+    hz3_dirty_mark(rest->start, hz3_round_up(range->touched_bytes, HZ3_SLICE_BYTES) - place);
+    range->touched_bytes = place;
+  }
+  hz3_range_free_locked(rest);
+}
+
+bool hz3_large_resize(void *pointer, size_t bytes) {
+  struct hz3_range *range = range_of(pointer);
+  if (range == NULL || bytes > PTRDIFF_MAX || !hz3_ranges_reserve_descriptors(1)) return false;
+  size_t usable = page_round(hz3_max(bytes, 1)), place = placement_bytes(usable);
+  hz3_lock_acquire(&hz3_ranges.lock);
+  bool fits = usable <= range->bytes || extend_locked(range, place);
+  if (fits) {
+    set_usable_locked(range, usable);
+    if (place < range->bytes / 2) shrink_locked(range, place);
+  }
+  size_t limit = keep_limit_locked();
+  bool over = hz3_ranges.dirty_bytes > limit;
+  hz3_lock_release(&hz3_ranges.lock);
+  if (over) purge_to(limit / 4 * 3);
+  return fits;
+}
+
+// A used range whose address space has holes now: it leaves the tables, and what is left of it the address space. Lost at
+// worst: some address space, if the kernel refuses that as well.
+static void give_up(struct hz3_range *range) {
+  hz3_lock_acquire(&hz3_ranges.lock);
+  range->touched_bytes = 0;
+  end_use_locked(range);
+  hz3_range_detach_locked(range);
+  hz3_dirty_clear(range->start, range->bytes);
+  hz3_take_from_figure(&hz3_ranges.mapped_bytes, range->bytes);
+  hz3_lock_release(&hz3_ranges.lock);
+  hz3_os_unmap(range->start, range->bytes);
+  hz3_lock_acquire(&hz3_ranges.lock);
+  hz3_range_recycle_locked(range);
+  hz3_lock_release(&hz3_ranges.lock);
+}
+
+void *hz3_large_grow(void *pointer, size_t bytes) {
+  struct hz3_range *from = range_of(pointer);
+  if (from == NULL || bytes > PTRDIFF_MAX / 2) return NULL;
+  // An eighth more address space (untouched memory is free), so that a block growing in small steps seldom moves.
+  struct hz3_range *to = alloc_range(bytes + bytes / 8, 1);
+  if (to == NULL) return NULL;
+  size_t used = from->usable_bytes, moved = hz3_round_up(used, HZ3_SLICE_BYTES);
+  enum hz3_os_moved moved_by_kernel = HZ3_OS_NOT_MOVED;
+  if (used >= MOVE_MIN_BYTES) moved_by_kernel = hz3_os_move_pages(from->start, to->start, moved);
+  if (moved_by_kernel == HZ3_OS_TARGET_LOST) {
+    give_up(to);
+    return NULL;
+  }
+  bool has_moved = moved_by_kernel == HZ3_OS_MOVED;
+  if (!has_moved) __builtin_memcpy(to->start, from->start, used);
+  hz3_lock_acquire(&hz3_ranges.lock);
+  set_usable_locked(to, page_round(bytes));
+  to->touched_bytes = to->usable_bytes;
+  if (has_moved) {
+    hz3_dirty_clear(from->start, moved);
+    from->touched_bytes = from->touched_bytes > moved ? from->touched_bytes : 0;
+  }
+  hz3_lock_release(&hz3_ranges.lock);
+  hz3_large_free(pointer);
+  return to->start;
+}
+
+// Takes address space of free ranges away, clean ones included.
+static bool unmap_free_ranges(void) {
+  bool any = false;
+  for (unsigned bin = 0; bin < HZ3_RANGE_BINS; bin++) {
+    hz3_lock_acquire(&hz3_ranges.lock);
+    struct hz3_range *range = hz3_ranges.bins[bin];
+    if (range != NULL) {
+      hz3_range_take_locked(range);
+      range->state = HZ3_RANGE_PURGING;
+    }
+    hz3_lock_release(&hz3_ranges.lock);
+    if (range == NULL) continue;
+    if (!unmap_range(range)) return any;  // too many maps
+    any = true;
+    bin--;  // until the bin is empty
+  }
+  return any;
+}
+
+bool hz3_large_trim(bool unmap) {
+  bool any = purge_to(0);
+  return unmap ? unmap_free_ranges() || any : any;
+}
+
+void hz3_large_get_stats(struct hz3_large_stats *stats) {
+  hz3_lock_acquire(&hz3_ranges.lock);
+  stats->mapped_bytes = hz3_ranges.mapped_bytes;
+  stats->live_bytes = hz3_ranges.live_bytes;
+  stats->live_blocks = hz3_ranges.live_blocks;
+  stats->dirty_free_bytes = hz3_ranges.dirty_bytes;
+  stats->purges = hz3_ranges.purges;
+  hz3_lock_release(&hz3_ranges.lock);
+}
+
+void hz3_large_fork_prepare(void) { hz3_lock_acquire_for_fork(&hz3_ranges.lock); }
+void hz3_large_fork_release(void) { hz3_lock_release_for_fork(&hz3_ranges.lock); }

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: blocks above 1 MiB, and alignments above 1 MiB: ranges of address space, split and merged with their
+//   neighbours, best fit by size-binned free lists, resized in place or by moving pages.
+// Called by: hot.
+// Owns: ranges and their descriptors; the dirty bits of its granules in the page map.
+// Locks: one, rank LARGE; never held across a system call.
+// Invariant: neighbours in address order are linked; no two free neighbours; a slice's dirty bit is set if its memory may
+//   be non-zero, whether the range is free or in use.
+#ifndef HZ3_LARGE_LARGE_H_
+#define HZ3_LARGE_LARGE_H_
+
+#include "hz3/base/base.h"
+
+HZ3_BEGIN_DECLS
+
+// A block of at least `bytes`, aligned to `align` (a power of two >= 1), zeroed when asked (only memory that may be
+// non-zero is cleared). NULL when the kernel gives no more. Thread-safe.
+void *hz3_large_alloc(size_t bytes, size_t align, bool zero);
+// False if the pointer is not the start of a live large block; otherwise the block is free. Thread-safe, keeps errno.
+bool hz3_large_free(void *pointer);
+// Usable bytes of a live large block, 0 if it is none. Lock-free.
+size_t hz3_large_usable_bytes(const void *pointer);
+// Kept for the caller beside each live block, zero for a new one: the checked lane's records, out of line of user data.
+struct hz3_large_note {
+  size_t asked_bytes;
+  uint32_t word;
+};
+struct hz3_large_note *hz3_large_note(const void *pointer);  // NULL if it is not the start of a live block; lock-free
+// Whether the address lies in a live block. Looks back for its start, up to 4 GiB: for error messages.
+bool hz3_large_holds(const void *pointer);
+// Changes the size without moving. False if that is not possible (nothing changed).
+bool hz3_large_resize(void *pointer, size_t bytes);
+// A bigger block with the old contents, by moving pages where that is cheaper than copying; the old block is free then.
+// NULL when out of memory (the old block is untouched).
+void *hz3_large_grow(void *pointer, size_t bytes);
+
+// Gives free memory back; with `unmap`, its address space too. True if anything was given back.
+bool hz3_large_trim(bool unmap);
+
+struct hz3_large_stats {
+  size_t mapped_bytes, live_bytes, live_blocks, dirty_free_bytes, purges;
+};
+void hz3_large_get_stats(struct hz3_large_stats *stats);
+void hz3_large_fork_prepare(void);
+void hz3_large_fork_release(void);
+
+HZ3_END_DECLS
+
+#endif  // HZ3_LARGE_LARGE_H_

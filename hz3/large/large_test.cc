@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: tests of large blocks: splitting and merging, alignment, zeroed memory, resizing, moving, giving back.
+#define _Static_assert static_assert  // config.h is C
+#include "hz3/large/large.h"
+
+#include <errno.h>
+#include <gtest/gtest.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "hz3/base/os.h"
+#include "hz3/base/size_class.h"
+#include "hz3/config.h"
+#include "hz3/large/range.h"
+
+namespace {
+
+hz3_large_stats Stats() {
+  hz3_large_stats stats;
+  hz3_large_get_stats(&stats);
+  return stats;
+}
+
+// Bytes of the range that are backed by memory.
+size_t ResidentBytes(void *start, size_t bytes) {
+  std::vector<unsigned char> pages(bytes / hz3_os_page_bytes());
+  EXPECT_EQ(mincore(start, bytes, pages.data()), 0);
+  return static_cast<size_t>(std::count_if(pages.begin(), pages.end(), [](unsigned char p) { return p & 1; })) * hz3_os_page_bytes();
+}
+
+bool IsFilled(const char *memory, size_t bytes, char value) {
+  return bytes == 0 || (memory[0] == value && memcmp(memory, memory + 1, bytes - 1) == 0);
+}
+
+bool IsMapped(const void *start) {
+  unsigned char page;
+  return mincore(const_cast<void *>(start), 1, &page) == 0;
+}
+
+// Neighbours in address order touch, know each other, and are never both free; the free lists hold what is free.
+void ExpectRangesAreSound() {
+  size_t dirty = 0;
+  for (unsigned bin = 0; bin < HZ3_RANGE_BINS; bin++) {
+    bool has_bit = (hz3_ranges.bin_bits[bin / 64] >> (bin % 64)) & 1;
+    EXPECT_EQ(hz3_ranges.bins[bin] != nullptr, has_bit) << "bin " << bin;
+    for (hz3_range *range = hz3_ranges.bins[bin]; range != nullptr; range = range->bin_next) {
+      ASSERT_EQ(range->state, HZ3_RANGE_FREE);
+      EXPECT_EQ(range->dirty_bytes, hz3_dirty_count_bytes(range->start, range->bytes));
+      dirty += range->dirty_bytes;
+      for (hz3_range *other : {range->left, range->right}) {
+        if (other == nullptr) continue;
+        EXPECT_NE(other->state, HZ3_RANGE_FREE);
+        EXPECT_NE(other->state, HZ3_RANGE_SPARE);
+      }
+      if (range->right != nullptr) {
+        EXPECT_EQ(range->right->start, range->start + range->bytes);
+        EXPECT_EQ(range->right->left, range);
+      }
+    }
+  }
+  EXPECT_EQ(hz3_ranges.dirty_bytes, dirty);
+}
+
+// Every test starts and ends without any address space.
+class Large : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(Stats().mapped_bytes, 0u);
+    hz3_ranges.retention = HZ3_RETENTION_INIT;
+  }
+  void TearDown() override {
+    ExpectRangesAreSound();
+    for (auto &block : live_) EXPECT_TRUE(hz3_large_free(block.first));
+    ExpectRangesAreSound();
+    hz3_large_trim(true);
+    EXPECT_EQ(Stats().mapped_bytes, 0u);
+    EXPECT_EQ(Stats().live_bytes, 0u);
+    EXPECT_EQ(Stats().live_blocks, 0u);
+    EXPECT_EQ(Stats().dirty_free_bytes, 0u);
+  }
+  char *Alloc(size_t bytes, size_t align = 1, bool zero = false) {
+    char *block = static_cast<char *>(hz3_large_alloc(bytes, align, zero));
+    EXPECT_NE(block, nullptr) << bytes << " bytes aligned to " << align;
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % std::max<size_t>(align, HZ3_SLICE_BYTES), 0u);
+    EXPECT_GE(hz3_large_usable_bytes(block), bytes);
+    live_[block] = bytes;
+    return block;
+  }
+  void Free(char *block) {
+    live_.erase(block);
+    EXPECT_TRUE(hz3_large_free(block));
+  }
+  char *Grow(char *block, size_t bytes) {
+    char *fresh = static_cast<char *>(hz3_large_grow(block, bytes));
+    EXPECT_NE(fresh, nullptr);
+    live_.erase(block);
+    live_[fresh] = bytes;
+    return fresh;
+  }
+  bool Owns(const void *block) const { return hz3_large_usable_bytes(block) != 0; }
+
+  std::map<char *, size_t> live_;
+};
+
+TEST_F(Large, BlocksAreWritableAndUsableIsWholePages) {
+  for (size_t bytes : {size_t{1}, HZ3_MIB + 1, 3 * HZ3_MIB, 5 * HZ3_MIB + 12345, 40 * HZ3_MIB}) {
+    char *block = Alloc(bytes);
+    EXPECT_EQ(hz3_large_usable_bytes(block), hz3_round_up(bytes, hz3_os_page_bytes()));
+    memset(block, 1, hz3_large_usable_bytes(block));
+  }
+  EXPECT_EQ(Stats().live_blocks, 5u);
+}
+
+TEST_F(Large, AlignsUpToAGibibyte) {
+  for (size_t align = 1; align <= size_t{1} << 30; align *= 2) {
+    for (size_t bytes : {size_t{1}, HZ3_MIB + 1}) {
+      char *block = Alloc(bytes, align);
+      block[0] = block[bytes - 1] = 1;
+      Free(block);
+    }
+  }
+  // Once more from ranges that exist already.
+  for (size_t align = size_t{1} << 30; align > HZ3_SLICE_BYTES; align /= 4) Alloc(2 * HZ3_MIB, align);
+  ExpectRangesAreSound();
+}
+
+TEST_F(Large, ImpossibleSizesAreRefused) {
+  for (size_t bytes : {SIZE_MAX, SIZE_MAX / 2, SIZE_MAX / 2 + 1, size_t{PTRDIFF_MAX}, size_t{1} << 60}) {
+    EXPECT_EQ(hz3_large_alloc(bytes, 1, false), nullptr) << bytes;
+    EXPECT_EQ(hz3_large_alloc(bytes, size_t{1} << 62, true), nullptr) << bytes;
+  }
+  EXPECT_EQ(hz3_large_alloc(1, size_t{1} << 62, false), nullptr);
+  char *block = Alloc(HZ3_MIB);
+  for (size_t bytes : {SIZE_MAX, SIZE_MAX / 2, size_t{PTRDIFF_MAX}, size_t{1} << 60}) {
+    EXPECT_FALSE(hz3_large_resize(block, bytes));
+    EXPECT_EQ(hz3_large_grow(block, bytes), nullptr);
+  }
+  EXPECT_EQ(hz3_large_usable_bytes(block), HZ3_MIB);
+}
+
+TEST_F(Large, OnlyTheStartIsABlock) {
+  char *block = Alloc(4 * HZ3_MIB);
+  int on_stack;
+  for (void *pointer : {static_cast<void *>(block + 1), static_cast<void *>(block + 4096), static_cast<void *>(block + HZ3_MIB),
+                        static_cast<void *>(&on_stack), static_cast<void *>(nullptr), reinterpret_cast<void *>(~uintptr_t{0})}) {
+    EXPECT_FALSE(Owns(pointer)) << pointer;
+    EXPECT_FALSE(hz3_large_free(pointer)) << pointer;
+    EXPECT_FALSE(hz3_large_resize(pointer, HZ3_MIB)) << pointer;
+    EXPECT_EQ(hz3_large_grow(pointer, 8 * HZ3_MIB), nullptr) << pointer;
+  }
+  Free(block);
+  EXPECT_FALSE(hz3_large_free(block)) << "freed twice";
+  EXPECT_FALSE(Owns(block));
+}
+
+TEST_F(Large, FreeNeighboursMergeAndAreSplitAgain) {
+  std::vector<char *> blocks;
+  char *whole = Alloc(40 * HZ3_MIB);
+  Free(whole);
+  size_t mapped = Stats().mapped_bytes;
+  for (int i = 0; i < 8; i++) blocks.push_back(Alloc(5 * HZ3_MIB));
+  EXPECT_EQ(Stats().mapped_bytes, mapped) << "cut from the range that was there";
+  std::shuffle(blocks.begin(), blocks.end(), std::mt19937(3));
+  for (char *block : blocks) {
+    Free(block);
+    ExpectRangesAreSound();
+  }
+  Alloc(40 * HZ3_MIB);
+  EXPECT_EQ(Stats().mapped_bytes, mapped) << "merged again";
+}
+
+TEST_F(Large, TightestRangeIsTaken) {
+  char *big = Alloc(32 * HZ3_MIB);
+  char *wall = Alloc(2 * HZ3_MIB);
+  char *small = Alloc(6 * HZ3_MIB);
+  Alloc(2 * HZ3_MIB);
+  (void)wall;
+  Free(big);
+  Free(small);
+  EXPECT_EQ(Alloc(6 * HZ3_MIB), small);
+}
+
+TEST_F(Large, ZeroedMeansZeroAfterAnyUse) {
+  char *block = Alloc(8 * HZ3_MIB, 1, true);
+  EXPECT_TRUE(IsFilled(block, 8 * HZ3_MIB, 0));
+  memset(block, 0xff, 8 * HZ3_MIB);
+  Free(block);
+  char *again = Alloc(8 * HZ3_MIB, 1, true);
+  EXPECT_TRUE(IsFilled(again, 8 * HZ3_MIB, 0));
+  memset(again, 0xff, 8 * HZ3_MIB);
+  Free(again);
+  // Half dirty, half fresh.
+  char *wide = Alloc(24 * HZ3_MIB, 1, true);
+  EXPECT_TRUE(IsFilled(wide, 24 * HZ3_MIB, 0));
+}
+
+// Zeroing a clean block must not even touch it: its pages stay unused.
+TEST_F(Large, CleanMemoryIsNotClearedAgain) {
+  char *block = Alloc(256 * HZ3_MIB, 1, true);
+  EXPECT_EQ(ResidentBytes(block, 256 * HZ3_MIB), 0u);
+}
+
+TEST_F(Large, ShrinksInPlaceAndGivesTheRestBack) {
+  char *block = Alloc(32 * HZ3_MIB);
+  memset(block, 7, 32 * HZ3_MIB);
+  EXPECT_TRUE(hz3_large_resize(block, 4 * HZ3_MIB));
+  EXPECT_EQ(hz3_large_usable_bytes(block), 4 * HZ3_MIB);
+  EXPECT_TRUE(IsFilled(block, 4 * HZ3_MIB, 7));
+  ExpectRangesAreSound();
+  char *rest = Alloc(16 * HZ3_MIB, 1, true);
+  EXPECT_TRUE(IsFilled(rest, 16 * HZ3_MIB, 0)) << "what the first block wrote is still there";
+  EXPECT_TRUE(IsFilled(block, 4 * HZ3_MIB, 7));
+}
+
+TEST_F(Large, GrowsInPlaceIntoAFreeNeighbour) {
+  char *whole = Alloc(32 * HZ3_MIB);
+  Free(whole);
+  char *block = Alloc(4 * HZ3_MIB);
+  ASSERT_EQ(block, whole);
+  memset(block, 7, 4 * HZ3_MIB);
+  EXPECT_TRUE(hz3_large_resize(block, 16 * HZ3_MIB));
+  EXPECT_EQ(hz3_large_usable_bytes(block), 16 * HZ3_MIB);
+  memset(block + 4 * HZ3_MIB, 8, 12 * HZ3_MIB);
+  EXPECT_TRUE(IsFilled(block, 4 * HZ3_MIB, 7));
+  char *wall = Alloc(8 * HZ3_MIB);
+  EXPECT_GE(wall, block + 16 * HZ3_MIB);
+  EXPECT_FALSE(hz3_large_resize(block, 24 * HZ3_MIB)) << "the neighbour is in use";
+  EXPECT_EQ(hz3_large_usable_bytes(block), 16 * HZ3_MIB);
+  ExpectRangesAreSound();
+}
+
+// Shrunk below what was written, then freed: the written part must count as dirty.
+TEST_F(Large, WhatASmallerSizeHidesStaysDirty) {
+  char *block = Alloc(4 * HZ3_MIB);
+  memset(block, 0xff, 4 * HZ3_MIB);
+  EXPECT_TRUE(hz3_large_resize(block, 3 * HZ3_MIB));
+  Free(block);
+  EXPECT_TRUE(IsFilled(Alloc(4 * HZ3_MIB, 1, true), 4 * HZ3_MIB, 0));
+}
+
+class LargeGrow : public Large, public testing::WithParamInterface<size_t> {};
+
+TEST_P(LargeGrow, KeepsContentsAndFreesTheOldBlock) {
+  size_t bytes = GetParam();
+  char *block = Alloc(bytes), *wall = Alloc(HZ3_MIB);
+  for (size_t i = 0; i < bytes; i++) block[i] = static_cast<char>(i * 7 >> 5);
+  char *grown = Grow(block, 3 * bytes);
+  EXPECT_NE(grown, block);
+  EXPECT_GE(hz3_large_usable_bytes(grown), 3 * bytes);
+  for (size_t i = 0; i < bytes; i++) ASSERT_EQ(grown[i], static_cast<char>(i * 7 >> 5)) << i;
+  memset(grown + bytes, 1, 2 * bytes);
+  EXPECT_FALSE(Owns(block));
+  // The old place holds zeroes or is known to be dirty; the new one too, once it is free.
+  EXPECT_TRUE(IsFilled(Alloc(bytes, 1, true), bytes, 0));
+  Free(grown);
+  EXPECT_TRUE(IsFilled(Alloc(3 * bytes, 1, true), 3 * bytes, 0));
+  (void)wall;
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, LargeGrow, testing::Values(4096, HZ3_MIB - 4096, HZ3_MIB + 4096, 5 * HZ3_MIB, 20 * HZ3_MIB + 12288));
+
+TEST_F(Large, PurgeGivesResidentMemoryBack) {
+  char *block = Alloc(48 * HZ3_MIB);
+  memset(block, 1, 48 * HZ3_MIB);
+  EXPECT_EQ(ResidentBytes(block, 48 * HZ3_MIB), 48 * HZ3_MIB);
+  Free(block);
+  hz3_large_trim(false);
+  EXPECT_EQ(Stats().dirty_free_bytes, 0u);
+  EXPECT_EQ(ResidentBytes(block, 48 * HZ3_MIB), 0u);
+  EXPECT_FALSE(hz3_large_trim(false)) << "nothing is left to give";
+}
+
+TEST_F(Large, DirtyFreeMemoryStaysBelowTheLimit) {
+  const size_t kLimit = HZ3_LARGE_CACHE ? HZ3_RETAIN_MIN_BYTES : 0;
+  std::vector<char *> blocks;
+  for (size_t bytes = 0; bytes < kLimit + 16 * HZ3_MIB; bytes += 2 * HZ3_MIB) blocks.push_back(Alloc(2 * HZ3_MIB));
+  for (char *block : blocks) memset(block, 1, 2 * HZ3_MIB);
+  size_t purges = Stats().purges;
+  for (char *block : blocks) {
+    Free(block);
+    EXPECT_LE(Stats().dirty_free_bytes, hz3_ranges.retention.limit_bytes);
+  }
+  EXPECT_GT(Stats().purges, purges);
+}
+
+TEST_F(Large, WantedAgainAfterPurgeRaisesTheLimit) {
+  if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
+  Free(Alloc(2 * HZ3_MIB));
+  hz3_large_trim(false);
+  Alloc(2 * HZ3_MIB);
+  EXPECT_EQ(hz3_ranges.retention.limit_bytes, std::min<size_t>(2 * HZ3_RETAIN_MIN_BYTES, HZ3_RETAIN_MAX_BYTES));
+}
+
+TEST_F(Large, BigPurgedRangesLeaveTheAddressSpace) {
+  char *block = Alloc(128 * HZ3_MIB);
+  block[0] = 1;
+  Free(block);
+  hz3_large_trim(false);
+  EXPECT_FALSE(IsMapped(block));
+  EXPECT_EQ(Stats().mapped_bytes, 0u);
+}
+
+TEST_F(Large, TrimUnmapsBetweenLiveBlocks) {
+  char *first = Alloc(4 * HZ3_MIB), *middle = Alloc(4 * HZ3_MIB), *last = Alloc(4 * HZ3_MIB);
+  memset(first, 1, 4 * HZ3_MIB);
+  memset(last, 3, 4 * HZ3_MIB);
+  Free(middle);
+  EXPECT_TRUE(hz3_large_trim(true));
+  EXPECT_FALSE(IsMapped(middle));
+  EXPECT_EQ(Stats().mapped_bytes, 8 * HZ3_MIB);
+  EXPECT_TRUE(IsFilled(first, 4 * HZ3_MIB, 1));
+  EXPECT_TRUE(IsFilled(last, 4 * HZ3_MIB, 3));
+}
+
+TEST_F(Large, NothingMergesAcrossAnUnmappedHole) {
+  char *first = Alloc(4 * HZ3_MIB), *middle = Alloc(4 * HZ3_MIB), *last = Alloc(4 * HZ3_MIB);
+  ASSERT_TRUE(std::max(first, last) - std::min(first, last) == ptrdiff_t{8 * HZ3_MIB}) << "three neighbours";
+  Free(middle);
+  hz3_large_trim(true);
+  Free(first);
+  Free(last);
+  ExpectRangesAreSound();
+  memset(Alloc(8 * HZ3_MIB), 1, 8 * HZ3_MIB);
+}
+
+TEST_F(Large, KeepsErrno) {
+  errno = 4321;
+  char *block = Alloc(4 * HZ3_MIB);
+  hz3_large_resize(block, 2 * HZ3_MIB);
+  block = Grow(block, 32 * HZ3_MIB);
+  Free(block);
+  hz3_large_trim(true);
+  EXPECT_EQ(errno, 4321);
+}
+
+TEST_F(Large, ForkLocksOutOthers) {
+  hz3_large_fork_prepare();
+  void *block = nullptr;
+  std::thread other([&] { block = hz3_large_alloc(HZ3_MIB, 1, false); });
+  hz3_large_fork_release();
+  other.join();
+  EXPECT_TRUE(hz3_large_free(block));
+}
+
+// A block with its own byte in the first and last byte of every slice, which is cheap to write and to check.
+struct Marked {
+  char *start;
+  size_t bytes;
+  char mark;
+};
+
+template <typename F>
+bool ForMarks(char *start, size_t bytes, F f) {
+  for (size_t at = 0; at < bytes; at += HZ3_SLICE_BYTES)
+    if (!f(start[at]) || !f(start[std::min(at + HZ3_SLICE_BYTES, bytes) - 1])) return false;
+  return true;
+}
+
+bool HasMarks(const Marked &b) { return ForMarks(b.start, b.bytes, [&](char &c) { return c == b.mark; }); }
+void SetMarks(const Marked &b) { ForMarks(b.start, b.bytes, [&](char &c) { return c = b.mark, true; }); }
+
+// One random step over a program's blocks; returns false if contents or zeroes are wrong.
+bool RandomStep(std::vector<Marked> *live, std::mt19937 &random, size_t most) {
+  auto any_bytes = [&] { return size_t{1} + random() % (random() % 4 == 0 ? 24 * HZ3_MIB : 3 * HZ3_MIB); };
+  char mark = static_cast<char>(1 + random() % 255);
+  size_t choice = random() % 100, index = live->empty() ? 0 : random() % live->size();
+  if (live->empty() || (choice < 45 && live->size() < most)) {
+    bool zero = random() % 2 == 0;
+    Marked block = {nullptr, any_bytes(), mark};
+    size_t align = random() % 4 == 0 ? size_t{1} << random() % 26 : 1;
+    block.start = static_cast<char *>(hz3_large_alloc(block.bytes, align, zero));
+    if (block.start == nullptr || reinterpret_cast<uintptr_t>(block.start) % align != 0) return false;
+    if (zero && !ForMarks(block.start, block.bytes, [](char c) { return c == 0; })) return false;
+    SetMarks(block);
+    live->push_back(block);
+    return true;
+  }
+  Marked &block = (*live)[index];
+  if (!HasMarks(block)) return false;
+  if (choice < 80) {
+    bool freed = hz3_large_free(block.start);
+    block = live->back();
+    live->pop_back();
+    return freed;
+  }
+  size_t bytes = any_bytes(), kept = std::min(bytes, block.bytes) / HZ3_SLICE_BYTES * HZ3_SLICE_BYTES;
+  Marked old = block;
+  if (!hz3_large_resize(block.start, bytes)) {
+    if (bytes <= hz3_large_usable_bytes(block.start)) return false;  // shrinking always works
+    block.start = static_cast<char *>(hz3_large_grow(block.start, bytes));
+  }
+  if (!HasMarks({block.start, kept, old.mark})) return false;
+  block.bytes = bytes;
+  block.mark = mark;
+  SetMarks(block);
+  return true;
+}
+
+#if defined(__SANITIZE_THREAD__)
+const int kRandomSteps = 600;  // every mapping costs it a hundred times as much
+#else
+const int kRandomSteps = 4000;
+#endif
+
+TEST_F(Large, RandomRunAgainstMarks) {
+  std::mt19937 random(7);
+  std::vector<Marked> live;
+  for (int i = 0; i < kRandomSteps; i++) {
+    ASSERT_TRUE(RandomStep(&live, random, 30)) << "step " << i;
+    if (i % 200 == 0) {
+      ExpectRangesAreSound();
+      hz3_large_trim(i % 400 == 0);
+      ExpectRangesAreSound();
+    }
+  }
+  for (Marked &block : live) EXPECT_TRUE(HasMarks(block) && hz3_large_free(block.start));
+}
+
+TEST_F(Large, RandomRunOnThreads) {
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 3; t++) {
+    threads.emplace_back([t, &wrong] {
+      std::mt19937 random(100 + t);
+      std::vector<Marked> live;
+      for (int i = 0; i < kRandomSteps / 3; i++) {
+        if (!RandomStep(&live, random, 8)) wrong++;
+        if (i % 100 == 0) hz3_large_trim(i % 200 == 0);
+      }
+      for (Marked &block : live)
+        if (!HasMarks(block) || !hz3_large_free(block.start)) wrong++;
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their runtimes need address space of their own
+[[noreturn]] void RunOutOfAddressSpace() {
+  rlimit limit = {size_t{512} << 20, size_t{512} << 20};
+  setrlimit(RLIMIT_AS, &limit);
+  std::vector<void *> blocks;
+  for (void *block; (block = hz3_large_alloc(16 * HZ3_MIB, 1, false)) != nullptr;) blocks.push_back(block);
+  bool works = blocks.size() >= 16;
+  memset(blocks[0], 5, 16 * HZ3_MIB);
+  works = works && hz3_large_grow(blocks[0], 200 * HZ3_MIB) == nullptr;
+  works = works && IsFilled(static_cast<char *>(blocks[0]), 16 * HZ3_MIB, 5);
+  works = works && !hz3_large_resize(blocks[0], 200 * HZ3_MIB);
+  for (void *block : blocks) works = works && hz3_large_free(block);
+  hz3_large_trim(true);
+  works = works && Stats().mapped_bytes == 0 && hz3_large_alloc(100 * HZ3_MIB, 1, true) != nullptr;
+  _exit(works ? 0 : 1);
+}
+
+TEST(LargeDeathTest, NullWhenAddressSpaceIsUsedUpAndBackAfterwards) {
+  EXPECT_EXIT(RunOutOfAddressSpace(), testing::ExitedWithCode(0), "");
+}
+#endif
+
+}  // namespace

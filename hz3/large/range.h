@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: the address ranges below the large box: descriptors, neighbours, free lists.
+// Called by: large.c only.
+// Locks: the caller's, rank LARGE, for every function ending in _locked.
+#ifndef HZ3_LARGE_RANGE_H_
+#define HZ3_LARGE_RANGE_H_
+
+#include "hz3/base/lock.h"
+#include "hz3/base/size_class.h"
+#include "hz3/large/large.h"
+#include "hz3/pages/pages.h"
+
+HZ3_BEGIN_DECLS
+
+enum hz3_range_state { HZ3_RANGE_SPARE, HZ3_RANGE_FREE, HZ3_RANGE_USED, HZ3_RANGE_PURGING };
+
+struct hz3_range {
+  char *start;
+  size_t bytes;          // address space, a multiple of the slice
+  size_t usable_bytes;   // in use: what the user may write
+  size_t touched_bytes;  // in use: the most that usable_bytes ever was
+  struct hz3_range *left, *right;          // neighbours in address order, NULL at the end of a mapping
+  struct hz3_range *bin_next, *bin_prev;   // free list of its size; spare descriptors use bin_next
+  struct hz3_range *age_next, *age_prev;   // free ranges with dirty memory, oldest first
+  size_t dirty_bytes;                      // free: slices that may be non-zero
+  enum hz3_range_state state;
+  bool was_purged;  // some of it was given back since it was mapped
+  struct hz3_large_note note;  // in use: the caller's
+};
+
+// 8 bins per doubling of slices; 2^31 slices cover the address space.
+enum { HZ3_RANGE_BINS = 8 * 30, HZ3_RANGE_WORDS = (HZ3_RANGE_BINS + 63) / 64 };
+
+struct hz3_ranges {
+  struct hz3_lock lock;
+  struct hz3_range *bins[HZ3_RANGE_BINS];
+  uint64_t bin_bits[HZ3_RANGE_WORDS];
+  struct hz3_range *oldest_dirty, *newest_dirty;
+  struct hz3_range *spare;
+  struct hz3_range *lowest;  // first range of the newest mapping: the next mapping usually ends where it starts
+  struct hz3_retention retention;
+  size_t mapped_bytes, live_bytes, live_blocks, dirty_bytes, purges;
+};
+extern struct hz3_ranges hz3_ranges;
+
+// Makes sure that `count` spare descriptors exist, so that splits under the lock cannot fail. Takes the lock itself.
+bool hz3_ranges_reserve_descriptors(unsigned count);
+
+// The tightest free range of at least `bytes`, taken off the free lists; NULL if none.
+struct hz3_range *hz3_range_take_fit_locked(size_t bytes);
+void hz3_range_take_locked(struct hz3_range *range);  // this free range, off the free lists
+// Cuts the range after `bytes`; the new right part has no state yet. A spare descriptor must exist.
+struct hz3_range *hz3_range_split_locked(struct hz3_range *range, size_t bytes);
+// Makes the range free, merged with free neighbours. Returns the merged range.
+struct hz3_range *hz3_range_free_locked(struct hz3_range *range);
+// Adds fresh address space as one free range.
+void hz3_range_add_locked(char *start, size_t bytes);
+// Joins the right neighbour (in no list) to the range.
+void hz3_range_absorb_right_locked(struct hz3_range *range);
+// For a range (in no list) that leaves the address space: first cut off from its neighbours, which must never merge over
+// the hole; then, once it is gone, its descriptor is spare.
+void hz3_range_detach_locked(struct hz3_range *range);
+void hz3_range_recycle_locked(struct hz3_range *range);
+
+// Dirty bits of [start, start + bytes), both multiples of the slice.
+size_t hz3_dirty_count_bytes(const char *start, size_t bytes);
+void hz3_dirty_mark(const char *start, size_t bytes);
+void hz3_dirty_clear(const char *start, size_t bytes);
+bool hz3_dirty_test(const char *slice);
+
+HZ3_END_DECLS
+
+#endif  // HZ3_LARGE_RANGE_H_

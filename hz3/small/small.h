@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: blocks up to 2 KiB: spans of one slice, one free bit per object, kept apart from the objects.
+// Called by: hot, in batches only.
+// Owns: one store per small class.
+// Locks: one per class, rank CLASS.
+// Invariant: free_count = bits set; live objects of a span = carved - free_count; no object memory is read or written.
+#ifndef HZ3_SMALL_SMALL_H_
+#define HZ3_SMALL_SMALL_H_
+
+#include "hz3/base/base.h"
+
+HZ3_BEGIN_DECLS
+
+// Writes up to `count` objects of the class to out and returns how many; 0 only when the kernel gives no more memory.
+size_t hz3_small_fetch(unsigned size_class, void **out, size_t count);
+// Takes objects back. A block that is already free, or no block, ends the process. Spans that become free go back.
+void hz3_small_release(unsigned size_class, void **objects, size_t count);
+
+// Objects handed out and not come back, and spans held. Racy reads are fine: for statistics.
+size_t hz3_small_live_objects(unsigned size_class);
+size_t hz3_small_spans(unsigned size_class);
+void hz3_small_fork_prepare(void);
+void hz3_small_fork_release(void);
+
+HZ3_END_DECLS
+
+#endif  // HZ3_SMALL_SMALL_H_
