@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: what threads share: magazines (arrays of pointers to free objects) and the depot, lock-free stacks of them
+//   per class. A whole magazine changes hands by one compare-and-swap, whoever allocated its objects.
+// Called by: hot.
+// Owns: all magazines (type-stable, never unmapped), the depot, the pools of empty magazines.
+// Locks: one for carving new magazines, rank MAGAZINES; the depot and the pools take none.
+// Invariant: a magazine is at any time in exactly one place: a bin, a heap's spare, a depot stack or a pool.
+#ifndef HZ3_REMOTE_REMOTE_H_
+#define HZ3_REMOTE_REMOTE_H_
+
+#include "hz3/base/base.h"
+
+HZ3_BEGIN_DECLS
+
+// slots[0] is always NULL, so that popping the last object of a bin yields NULL as the next hot one.
+// Objects are in slots[1 .. count].
+struct hz3_magazine {
+  uint32_t next;   // index of the magazine below on a stack, atomic there
+  uint32_t index;  // its own
+  uint16_t count, level;
+  uint32_t unused;
+  void *slots[];
+};
+
+enum { HZ3_MAGAZINE_LEVELS = 3 };  // 512, 1024, 2048 bytes: 61, 125, 253 objects
+HZ3_INLINE size_t hz3_magazine_capacity(unsigned level) { return ((size_t)512 << level) / sizeof(void *) - 3; }
+
+extern char *hz3_magazine_slabs[];  // 64 KiB each, 128 units of 512 bytes
+HZ3_INLINE struct hz3_magazine *hz3_magazine_at(uint32_t index) {
+  return (struct hz3_magazine *)(hz3_magazine_slabs[index >> 7] + (size_t)(index & 127) * 512);
+}
+HZ3_INLINE struct hz3_magazine *hz3_magazine_of_slots(void **slots) {
+  return (struct hz3_magazine *)((char *)slots - offsetof(struct hz3_magazine, slots));
+}
+
+void hz3_remote_init(void);  // idempotent; sizes the depot to the machine
+
+// A chain of up to `wanted` empty magazines of the level, linked by `next` (the last one's is meaningless); *count says
+// how many. NULL when out of memory. Thread-safe, lock-free unless new ones must be carved.
+struct hz3_magazine *hz3_magazine_alloc(unsigned level, uint32_t wanted, uint32_t *count);
+// Takes back a chain of empty magazines of one level.
+void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, uint32_t count);
+
+// Lock-free. Push gives up ownership of the magazine and its objects; false (nothing changed) if the class already has
+// `limit` magazines in the depot (per shard, its share of them).
+bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit);
+struct hz3_magazine *hz3_depot_pop(unsigned size_class);  // NULL if empty
+// For the tick: how many magazines of the class nobody needed since the last call; resets the mark.
+uint32_t hz3_depot_take_low_water(unsigned size_class);
+
+// Objects of the class in the depot. Walks the stacks: statistics, racy.
+size_t hz3_depot_objects(unsigned size_class);
+
+void hz3_remote_fork_prepare(void);
+void hz3_remote_fork_release(void);
+
+HZ3_END_DECLS
+
+#endif  // HZ3_REMOTE_REMOTE_H_

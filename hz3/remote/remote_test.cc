@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: tests of magazines and the depot: pools, stacks, low water, limits, and that threads neither lose nor
+//   double a magazine.
+#include "hz3/remote/remote.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "hz3/base/size_class.h"
+#include "hz3/remote/stack.h"
+
+namespace {
+
+// A class that no other test of this process uses.
+unsigned FreshClass() {
+  static unsigned next = 10;
+  return next++;
+}
+
+hz3_magazine *NewMagazine(unsigned level = 0) {
+  uint32_t count;
+  hz3_magazine *magazine = hz3_magazine_alloc(level, 1, &count);
+  EXPECT_NE(magazine, nullptr);
+  EXPECT_EQ(count, 1u);
+  return magazine;
+}
+
+std::vector<hz3_magazine *> PopAll(unsigned c) {
+  std::vector<hz3_magazine *> all;
+  for (hz3_magazine *magazine; (magazine = hz3_depot_pop(c)) != nullptr;) all.push_back(magazine);
+  return all;
+}
+
+void FreeAll(const std::vector<hz3_magazine *> &magazines) {
+  for (hz3_magazine *magazine : magazines) {
+    magazine->count = 0;
+    hz3_magazine_free(magazine, magazine, 1);
+  }
+}
+
+class Remote : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { hz3_remote_init(); }
+};
+
+TEST_F(Remote, CapacitiesFillTheirUnits) {
+  for (unsigned level = 0; level < HZ3_MAGAZINE_LEVELS; level++)
+    EXPECT_EQ(sizeof(hz3_magazine) + (hz3_magazine_capacity(level) + 1) * sizeof(void *), size_t{512} << level);
+}
+
+TEST_F(Remote, MagazinesAreApartAndKnowTheirIndex) {
+  std::set<char *> starts;
+  std::vector<hz3_magazine *> all;
+  for (unsigned level = 0; level < HZ3_MAGAZINE_LEVELS; level++) {
+    for (int i = 0; i < 300; i++) {
+      hz3_magazine *magazine = NewMagazine(level);
+      EXPECT_EQ(magazine->level, level);
+      EXPECT_EQ(magazine->count, 0u);
+      EXPECT_NE(magazine->index, 0u);
+      EXPECT_EQ(hz3_magazine_at(magazine->index), magazine);
+      EXPECT_EQ(hz3_magazine_of_slots(magazine->slots), magazine);
+      EXPECT_EQ(magazine->slots[0], nullptr);
+      for (size_t s = 1; s <= hz3_magazine_capacity(level); s++) magazine->slots[s] = this;
+      char *start = reinterpret_cast<char *>(magazine);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(start) % 512, 0u);
+      auto next = starts.lower_bound(start);
+      EXPECT_TRUE(next == starts.end() || *next >= start + (size_t{512} << level));
+      starts.insert(start);
+      all.push_back(magazine);
+    }
+  }
+  for (hz3_magazine *magazine : all) {
+    EXPECT_EQ(hz3_magazine_at(magazine->index), magazine);
+    EXPECT_EQ(magazine->slots[0], nullptr) << "overwritten by a neighbour";
+  }
+  FreeAll(all);
+}
+
+TEST_F(Remote, PoolsHandOutWhatCameBackInChains) {
+  const uint32_t kCount = 6;
+  std::set<hz3_magazine *> freed;
+  hz3_magazine *first = NewMagazine(1), *last = first;
+  freed.insert(first);
+  for (uint32_t i = 1; i < kCount; i++) {
+    hz3_magazine *next = NewMagazine(1);
+    last->next = next->index;
+    last = next;
+    freed.insert(next);
+  }
+  hz3_magazine_free(first, last, kCount);
+  uint32_t got = 0, count;
+  while (got < kCount) {
+    hz3_magazine *chain = hz3_magazine_alloc(1, 4, &count);
+    ASSERT_NE(chain, nullptr);
+    ASSERT_GE(count, 1u);
+    ASSERT_LE(count, 4u);
+    for (uint32_t i = 0; i < count; i++) {
+      freed.erase(chain);
+      if (i + 1 < count) chain = hz3_magazine_at(chain->next);
+    }
+    got += count;
+  }
+  EXPECT_TRUE(freed.empty());
+}
+
+TEST_F(Remote, DepotRefusesBeyondTheLimit) {
+  unsigned c = FreshClass();
+  hz3_magazine *a = NewMagazine(), *b = NewMagazine();
+  EXPECT_FALSE(hz3_depot_push(c, a, 0));
+  EXPECT_TRUE(hz3_depot_push(c, a, 1));
+  EXPECT_FALSE(hz3_depot_push(c, b, 1));
+  EXPECT_EQ(PopAll(c), std::vector<hz3_magazine *>({a}));
+}
+
+TEST_F(Remote, DepotIsLastInFirstOut) {
+  unsigned c = FreshClass();
+  EXPECT_EQ(hz3_depot_pop(c), nullptr);
+  hz3_magazine *a = NewMagazine(), *b = NewMagazine();
+  a->count = 3;
+  b->count = 5;
+  EXPECT_TRUE(hz3_depot_push(c, a, 1000));
+  EXPECT_TRUE(hz3_depot_push(c, b, 1000));
+  EXPECT_EQ(hz3_depot_objects(c), 8u);
+  EXPECT_EQ(hz3_depot_objects(c + 1), 0u);
+  std::vector<hz3_magazine *> all = PopAll(c);
+  // With several shards this thread may have moved in between; then the order is free.
+  EXPECT_EQ(std::set<hz3_magazine *>(all.begin(), all.end()), std::set<hz3_magazine *>({a, b}));
+  EXPECT_EQ(hz3_depot_objects(c), 0u);
+  EXPECT_EQ(hz3_depot_pop(c), nullptr);
+  FreeAll(all);
+}
+
+TEST_F(Remote, FullStackRefusesAndChangesNothing) {
+  hz3_stack stack = {};
+  std::vector<hz3_magazine *> all;
+  for (int i = 0; i < HZ3_STACK_MAX; i++) {
+    all.push_back(NewMagazine());
+    ASSERT_TRUE(hz3_stack_push(&stack, all.back(), all.back(), 1, false));
+  }
+  hz3_magazine *extra = NewMagazine();
+  uint64_t word = stack.word;
+  EXPECT_FALSE(hz3_stack_push(&stack, extra, extra, 1, false));
+  EXPECT_EQ(stack.word, word);
+  EXPECT_TRUE(hz3_stack_push(&stack, extra, extra, 1, true)) << "a pool takes more than it can count";
+  EXPECT_EQ(hz3_stack_count(stack.word), unsigned{HZ3_STACK_MAX});
+  all.push_back(extra);
+  uint32_t count;
+  for (size_t i = all.size(); i-- > 0;) {
+    ASSERT_EQ(hz3_stack_pop(&stack, 1, &count), all[i]);
+    ASSERT_EQ(count, 1u);
+  }
+  EXPECT_EQ(hz3_stack_pop(&stack, 1, &count), nullptr);
+  EXPECT_EQ(hz3_stack_count(stack.word), 0u);
+  FreeAll(all);
+}
+
+TEST_F(Remote, EveryChangeAdvancesTheTag) {
+  hz3_stack stack = {};
+  hz3_magazine *magazine = NewMagazine();
+  std::set<uint64_t> words;
+  for (int i = 0; i < 100; i++) {
+    uint32_t count;
+    hz3_stack_push(&stack, magazine, magazine, 1, false);
+    EXPECT_TRUE(words.insert(stack.word).second);
+    ASSERT_EQ(hz3_stack_pop(&stack, 1, &count), magazine);
+    EXPECT_TRUE(words.insert(stack.word).second);
+  }
+  // The tag wraps without spilling into index and count.
+  uint64_t last_tag = ~uint64_t{0} << (HZ3_STACK_INDEX_BITS + HZ3_STACK_COUNT_BITS);
+  uint64_t wrapped = hz3_stack_next_word(last_tag, 5, 6);
+  EXPECT_EQ(hz3_stack_index(wrapped), 5u);
+  EXPECT_EQ(hz3_stack_count(wrapped), 6u);
+  EXPECT_EQ(wrapped >> (HZ3_STACK_INDEX_BITS + HZ3_STACK_COUNT_BITS), 0u);
+  FreeAll({magazine});
+}
+
+TEST_F(Remote, LowWaterIsWhatNobodyNeeded) {
+  unsigned c = FreshClass();
+  std::vector<hz3_magazine *> taken;
+  for (int i = 0; i < 10; i++) ASSERT_TRUE(hz3_depot_push(c, NewMagazine(), 1000));
+  hz3_depot_take_low_water(c);
+  EXPECT_EQ(hz3_depot_take_low_water(c), 10u) << "nothing was popped since the mark";
+  for (int i = 0; i < 4; i++) taken.push_back(hz3_depot_pop(c));
+  for (hz3_magazine *magazine : taken) ASSERT_TRUE(hz3_depot_push(c, magazine, 1000));
+  uint32_t unused = hz3_depot_take_low_water(c);
+  EXPECT_GE(unused, 6u);
+  EXPECT_LE(unused, 10u);  // exactly 6 unless this thread changed shards in between
+  EXPECT_EQ(hz3_depot_take_low_water(c), 10u) << "the mark was set anew";
+  FreeAll(PopAll(c));
+  hz3_depot_take_low_water(c);
+  EXPECT_EQ(hz3_depot_take_low_water(c), 0u);
+}
+
+// Every magazine carries its owner: a second one at the same time is caught by the exchange.
+TEST_F(Remote, ThreadsNeitherLoseNorDouble) {
+  const int kThreads = 4, kRounds = 20000;
+  unsigned c = FreshClass();
+  std::atomic<int> doubled{0};
+  std::vector<std::thread> threads;
+  auto own = [&](hz3_magazine *magazine) {
+    if (__atomic_exchange_n(&magazine->unused, 1u, __ATOMIC_RELAXED) != 0) doubled++;
+  };
+  auto disown = [](hz3_magazine *magazine) { __atomic_store_n(&magazine->unused, 0u, __ATOMIC_RELAXED); };
+  for (unsigned t = 0; t < kThreads; t++) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(t);
+      std::vector<hz3_magazine *> held;
+      for (int i = 0; i < kRounds; i++) {
+        unsigned choice = random() % 4;
+        hz3_magazine *magazine = nullptr;
+        uint32_t count;
+        if (choice == 0 && held.size() < 8 && (magazine = hz3_magazine_alloc(2, 1, &count)) != nullptr) {
+          own(magazine);
+          held.push_back(magazine);
+        } else if (choice == 1 && (magazine = hz3_depot_pop(c)) != nullptr) {
+          own(magazine);
+          if (magazine->slots[1] != magazine) doubled++;
+          held.push_back(magazine);
+        } else if (!held.empty()) {
+          magazine = held.back();
+          held.pop_back();
+          magazine->slots[1] = magazine;
+          disown(magazine);
+          if (choice == 2 || !hz3_depot_push(c, magazine, 1000)) hz3_magazine_free(magazine, magazine, 1);
+        }
+      }
+      for (hz3_magazine *magazine : held) {
+        disown(magazine);
+        hz3_magazine_free(magazine, magazine, 1);
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  EXPECT_EQ(doubled, 0);
+  std::vector<hz3_magazine *> left = PopAll(c);
+  EXPECT_EQ(std::set<hz3_magazine *>(left.begin(), left.end()).size(), left.size());
+  FreeAll(left);
+}
+
+// A fixed set of magazines goes round between threads; at the end it is the same set.
+TEST_F(Remote, TheSameMagazinesComeOutAgain) {
+  const int kThreads = 4, kMagazines = 64;
+  unsigned c = FreshClass();
+  std::set<hz3_magazine *> before;
+  for (int i = 0; i < kMagazines; i++) before.insert(NewMagazine());
+  for (hz3_magazine *magazine : before) ASSERT_TRUE(hz3_depot_push(c, magazine, 1000));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; t++) {
+    threads.emplace_back([c] {
+      for (int i = 0; i < 20000; i++) {
+        hz3_magazine *first = hz3_depot_pop(c), *second = hz3_depot_pop(c);
+        if (first != nullptr) hz3_depot_push(c, first, 1000);
+        if (second != nullptr) hz3_depot_push(c, second, 1000);
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  std::vector<hz3_magazine *> after = PopAll(c);
+  EXPECT_EQ(after.size(), before.size());
+  EXPECT_EQ(std::set<hz3_magazine *>(after.begin(), after.end()), before);
+  FreeAll(after);
+}
+
+TEST_F(Remote, ForkLocksOutCarving) {
+  hz3_remote_fork_prepare();
+  hz3_magazine *magazine = nullptr;
+  uint32_t count = 0;
+  std::thread other([&] { magazine = hz3_magazine_alloc(2, 1, &count); });
+  hz3_remote_fork_release();
+  other.join();
+  ASSERT_NE(magazine, nullptr);
+  FreeAll({magazine});
+}
+
+}  // namespace
