@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: the fast paths: allocation up to 32 KiB and free of small and medium blocks.
+// Called by: the API edge (hz3/malloc.c, hz3/new.cc) and hot itself.
+// Needs: the tag table. No lock, no read-modify-write atomic, no access to object memory.
+// Invariant: a bin holds top - lo + 1 objects: `hot` and, below it, lo[1] .. *top; lo[0] is NULL. Empty: hot is NULL and
+//   top is lo - 1. Full: top == hi. All zero means empty and full at once, so every first use takes the slow path.
+#ifndef HZ3_HOT_BIN_H_
+#define HZ3_HOT_BIN_H_
+
+#include "hz3/base/base.h"
+#include "hz3/base/size_class.h"
+#include "hz3/pages/tag_map.h"
+
+HZ3_BEGIN_DECLS
+
+struct hz3_bin {
+  void *hot;   // the object freed last, returned next
+  void **top;  // the one below it
+  void **hi;   // top of a full bin
+  void **lo;   // slots of the loaded magazine
+};
+HZ3_STATIC_ASSERT(sizeof(struct hz3_bin) == 32, "tags and bin offsets are class * 32");
+
+struct hz3_heap;
+extern const struct hz3_heap hz3_heap_empty;  // all zero: every thread's heap until its first slow path
+// This thread's heap as an offset from hz3_heap_empty: zero-initialised TLS is valid even before libc has set it up.
+extern __thread uintptr_t hz3_heap_offset __attribute__((tls_model("initial-exec")));
+extern const uint16_t hz3_bin_offsets[HZ3_TABLE_MAX / 16 + 1];  // by (bytes + 15) / 16
+
+HZ3_COLD void *hz3_malloc_slow(size_t bytes);
+HZ3_COLD void hz3_free_slow(void *pointer);
+
+// The empty asm hides from the compiler that the sum usually lies outside of hz3_heap_empty, and keeps it one register.
+HZ3_INLINE uintptr_t hz3_heap_base(void) {
+  uintptr_t heap = (uintptr_t)&hz3_heap_empty + hz3_heap_offset;
+  __asm__("" : "+r"(heap));
+  return heap;
+}
+
+HZ3_INLINE struct hz3_bin *hz3_bin_at(size_t offset) { return (struct hz3_bin *)(hz3_heap_base() + offset); }
+
+// NULL if the bin is empty. `top` is stored before `hot` (and after it in push): what fork copies in between may miss one
+// object but never holds one twice.
+HZ3_INLINE void *hz3_bin_pop(struct hz3_bin *bin) {
+  void *object = bin->hot;
+  if (HZ3_LIKELY(object != NULL)) {
+    void **top = bin->top;
+    void *next = *top;
+    bin->top = top - 1;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    bin->hot = next;
+  }
+  return object;
+}
+
+HZ3_INLINE void hz3_bin_push(struct hz3_bin *bin, void *object) {
+  void **top = bin->top + 1;
+  *top = bin->hot;
+  bin->hot = object;
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+  bin->top = top;
+}
+
+HZ3_INLINE void *hz3_malloc(size_t bytes) {
+  if (HZ3_LIKELY(bytes <= HZ3_TABLE_MAX)) {
+    void *object = hz3_bin_pop(hz3_bin_at(hz3_bin_offsets[(bytes + 15) / 16]));
+    if (HZ3_LIKELY(object != NULL)) return object;
+  }
+  return hz3_malloc_slow(bytes);
+}
+
+HZ3_INLINE void hz3_free(void *pointer) {
+  size_t tag;
+  if (HZ3_LIKELY(hz3_tag_find(pointer, &tag))) {
+    struct hz3_bin *bin = hz3_bin_at(tag);
+    // The second test catches the same block freed twice in a row.
+    if (HZ3_LIKELY(bin->top != bin->hi) && HZ3_LIKELY(bin->hot != pointer)) {
+      hz3_bin_push(bin, pointer);
+      return;
+    }
+  }
+  hz3_free_slow(pointer);
+}
+
+HZ3_END_DECLS
+
+#endif  // HZ3_HOT_BIN_H_

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: heaps from thread start to exit, and fork; see heap.h.
+// Owns: the registry of heaps, the parked list, the shared heap.
+// Locks: shared_lock, rank SHARED_HEAP; heaps_lock, rank HEAPS.
+#include "hz3/hot/heap.h"
+
+#include <pthread.h>
+
+#include "hz3/base/lock.h"
+#include "hz3/base/metadata.h"
+#include "hz3/base/os.h"
+#include "hz3/config.h"
+#include "hz3/hot/checked.h"
+#include "hz3/large/large.h"
+#include "hz3/medium/medium.h"
+#include "hz3/pages/pages.h"
+#include "hz3/small/small.h"
+
+// Objects that all parked heaps together may hold; a thread that exits beyond it gives its objects back at once.
+#define PARKED_MAX_BYTES (8 * HZ3_MIB)
+
+const struct hz3_heap hz3_heap_empty;
+__thread uintptr_t hz3_heap_offset;
+static __thread bool thread_has_exited __attribute__((tls_model("initial-exec")));
+
+static struct hz3_lock heaps_lock = HZ3_LOCK_INIT(HZ3_RANK_HEAPS);
+static struct hz3_lock shared_lock = HZ3_LOCK_INIT(HZ3_RANK_SHARED_HEAP);
+static struct hz3_heap shared_heap = {.state = HZ3_HEAP_SHARED};  // for threads past their destructors
+static struct hz3_heap *all_heaps = &shared_heap, *parked;
+static size_t parked_bytes;
+static bool is_initialised, is_hooked;
+static pthread_key_t exit_key;
+
+static struct hz3_heap *own_heap(void) {
+  return hz3_heap_offset == 0 ? NULL : (struct hz3_heap *)hz3_heap_base();
+}
+
+static void set_own_heap(struct hz3_heap *heap) {
+  hz3_heap_offset = heap == NULL ? 0 : (uintptr_t)heap - (uintptr_t)&hz3_heap_empty;
+}
+
+void hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes) {
+  heap->last_tick_ms = hz3_os_now_ms();
+  heap->parked_bytes = bytes;
+  hz3_lock_acquire(&heaps_lock);
+  hz3_add_to_figure(&parked_bytes, bytes);
+  heap->state = HZ3_HEAP_PARKED;
+  heap->next_parked = parked;
+  parked = heap;
+  hz3_lock_release(&heaps_lock);
+}
+
+static void take_parked_locked(struct hz3_heap *heap) {
+  heap->state = HZ3_HEAP_OWNED;
+  hz3_take_from_figure(&parked_bytes, heap->parked_bytes);
+  heap->parked_bytes = 0;
+}
+
+struct hz3_heap *hz3_heap_take_parked(uint64_t before_ms) {
+  hz3_lock_acquire(&heaps_lock);
+  struct hz3_heap **link = &parked;
+  while (*link != NULL && ((*link)->last_tick_ms > before_ms || (*link)->is_flushed)) link = &(*link)->next_parked;
+  struct hz3_heap *heap = *link;
+  if (heap != NULL) {
+    *link = heap->next_parked;
+    take_parked_locked(heap);
+  }
+  hz3_lock_release(&heaps_lock);
+  return heap;
+}
+
+// The warmest parked heap, or a new one; NULL when out of memory.
+static struct hz3_heap *adopt_heap(void) {
+  hz3_lock_acquire(&heaps_lock);
+  struct hz3_heap *heap = parked;
+  if (heap != NULL) {
+    parked = heap->next_parked;
+    take_parked_locked(heap);
+    heap->is_flushed = false;
+  }
+  hz3_lock_release(&heaps_lock);
+  if (heap != NULL) return heap;
+  heap = (struct hz3_heap *)hz3_metadata_alloc(4096);
+  if (heap == NULL) return NULL;
+  heap->state = HZ3_HEAP_OWNED;
+  hz3_lock_acquire(&heaps_lock);
+  heap->next_heap = all_heaps;
+  all_heaps = heap;
+  hz3_lock_release(&heaps_lock);
+  return heap;
+}
+
+static void on_thread_exit(void *value) {
+  struct hz3_heap *heap = own_heap();
+  (void)value;
+  if (heap == NULL) return;
+  thread_has_exited = true;
+  set_own_heap(NULL);
+  size_t bytes = HZ3_CHECKED ? hz3_checked_quarantined_bytes(heap) : 0;
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) bytes += hz3_heap_cached_objects(heap, c) * hz3_size_classes[c].bytes;
+  if (hz3_read_figure(&parked_bytes) + bytes > PARKED_MAX_BYTES) {
+    hz3_heap_flush(heap);
+    bytes = 0;
+  }
+  hz3_heap_put_parked(heap, bytes);
+}
+
+static void fork_prepare(void) {
+  hz3_lock_acquire_for_fork(&shared_lock);
+  hz3_lock_acquire_for_fork(&heaps_lock);
+  hz3_small_fork_prepare();
+  hz3_medium_fork_prepare();
+  hz3_large_fork_prepare();
+  hz3_pages_fork_prepare();
+  hz3_remote_fork_prepare();
+  hz3_metadata_fork_prepare();
+  if (HZ3_CHECKED) hz3_checked_fork_prepare();
+  hz3_lock_set_forking(true);
+}
+
+static void fork_release(void) {
+  hz3_lock_set_forking(false);
+  if (HZ3_CHECKED) hz3_checked_fork_release();
+  hz3_metadata_fork_release();
+  hz3_remote_fork_release();
+  hz3_pages_fork_release();
+  hz3_large_fork_release();
+  hz3_medium_fork_release();
+  hz3_small_fork_release();
+  hz3_lock_release_for_fork(&heaps_lock);
+  hz3_lock_release_for_fork(&shared_lock);
+}
+
+// The other threads are gone: their heaps are parked for the next threads, except one caught inside a slow path, whose
+// magazines may be half exchanged.
+static void fork_child(void) {
+  struct hz3_heap *own = own_heap();
+  for (struct hz3_heap *heap = all_heaps; heap != NULL; heap = heap->next_heap) {
+    if (heap == own || heap->state != HZ3_HEAP_OWNED) continue;
+    heap->state = heap->is_busy ? HZ3_HEAP_ABANDONED : HZ3_HEAP_PARKED;
+    if (heap->is_busy) continue;
+    heap->next_parked = parked;
+    parked = heap;
+  }
+  fork_release();
+}
+
+// Tables first, then a heap, then what may itself allocate (key and fork handlers).
+static void initialise(void) {
+  hz3_lock_acquire(&heaps_lock);
+  if (!is_initialised) {
+    hz3_remote_init();
+    __atomic_store_n(&is_initialised, true, __ATOMIC_RELEASE);
+  }
+  hz3_lock_release(&heaps_lock);
+}
+
+static void hook_into_libc(void) {
+  if (__atomic_exchange_n(&is_hooked, true, __ATOMIC_ACQ_REL)) return;
+  pthread_key_create(&exit_key, on_thread_exit);
+  pthread_atfork(fork_prepare, fork_release, fork_child);
+}
+
+static struct hz3_heap *start_thread(void) {
+  // Acquire: pairs with the release above.
+  if (!__atomic_load_n(&is_initialised, __ATOMIC_ACQUIRE)) initialise();
+  struct hz3_heap *heap = adopt_heap();
+  if (heap == NULL) return NULL;
+  heap->is_in_quarantine = false;  // left so by a thread that a fork cut off
+  set_own_heap(heap);
+  hook_into_libc();
+  pthread_setspecific(exit_key, heap);  // may allocate: the heap is there already
+  return heap;
+}
+
+struct hz3_heap *hz3_heap_enter_shared(void) {
+  if (hz3_lock_is_mine(&shared_lock)) return NULL;
+  hz3_lock_acquire(&shared_lock);
+  return &shared_heap;
+}
+
+struct hz3_heap *hz3_heap_entered(void) {
+  struct hz3_heap *heap = own_heap();
+  return heap == NULL ? &shared_heap : heap;
+}
+
+struct hz3_heap *hz3_heap_enter(void) {
+  struct hz3_heap *heap = own_heap();
+  if (heap == NULL && !thread_has_exited) heap = start_thread();
+  if (heap == NULL) return hz3_heap_enter_shared();
+  if (heap->is_busy) return NULL;
+  heap->is_busy = true;
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+  return heap;
+}
+
+void hz3_heap_leave(struct hz3_heap *heap) {
+  if (heap == &shared_heap) {
+    hz3_lock_release(&shared_lock);
+    return;
+  }
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+  heap->is_busy = false;
+}
+
+struct hz3_heap *hz3_heap_first(void) {
+  hz3_lock_acquire(&heaps_lock);
+  struct hz3_heap *first = all_heaps;
+  hz3_lock_release(&heaps_lock);
+  return first;
+}

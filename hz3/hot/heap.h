@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: the per-thread heap: one page of bins and what belongs to them; its life from thread start to exit and fork.
+// Called by: slow.c, stats.c, checked.c of this box only.
+// Owns: all heaps (never unmapped), the list of parked ones.
+// Locks: one of the shared heap, rank SHARED_HEAP; one of the lists, rank HEAPS.
+// Invariant: a heap is owned by one thread, or parked, or the shared one that exiting threads use under its lock.
+#ifndef HZ3_HOT_HEAP_H_
+#define HZ3_HOT_HEAP_H_
+
+#include "hz3/hot/bin.h"
+#include "hz3/remote/remote.h"
+
+HZ3_BEGIN_DECLS
+
+enum hz3_heap_state { HZ3_HEAP_PARKED, HZ3_HEAP_OWNED, HZ3_HEAP_SHARED, HZ3_HEAP_ABANDONED };
+
+struct hz3_heap {
+  struct hz3_bin bins[HZ3_CLASS_COUNT];
+  uint32_t spare[HZ3_CLASS_COUNT];      // index of the previous magazine, full or empty; 0 = none
+  uint8_t refill[HZ3_CLASS_COUNT];      // objects to fetch next time; doubles up to the capacity
+  uint8_t level[HZ3_CLASS_COUNT];       // size of magazines to use
+  uint8_t exchanges[HZ3_CLASS_COUNT];   // with the depot, since the last tick
+  uint8_t state;                        // enum hz3_heap_state, lock HEAPS
+  bool is_busy;                         // inside a slow path: what fork finds in a bin is not to be trusted
+  bool is_flushed;                      // parked: holds nothing
+  uint16_t empty_count;
+  uint32_t slow_calls;
+  uint32_t empty;                       // chain of empty level-0 magazines
+  uint32_t trim_epoch;
+  size_t spare_bytes;                   // object bytes in full spares
+  uint64_t last_tick_ms, used_bits[2];  // classes that took a slow path since the last tick
+  struct hz3_heap *next_heap;           // registry, never changes
+  struct hz3_heap *next_parked;         // lock HEAPS
+  size_t parked_bytes;                  // object bytes when it was parked, lock HEAPS
+  struct hz3_quarantine *quarantine;    // checked lane: freed blocks held back, NULL until the first
+  bool is_in_quarantine;                // checked lane: a signal handler must keep out of it
+  void *deferred;                       // blocks freed by a signal handler inside a slow path, linked through themselves
+};
+HZ3_STATIC_ASSERT(sizeof(struct hz3_heap) <= 4096, "a heap is one page");
+
+// This thread's heap, marked busy, created if need be. The shared heap, locked, for a thread past its destructors or
+// when there is no memory for a heap. NULL if this thread is inside a slow path already (a signal handler).
+struct hz3_heap *hz3_heap_enter(void);
+void hz3_heap_leave(struct hz3_heap *heap);
+// The shared heap, locked; NULL if this thread has it already.
+struct hz3_heap *hz3_heap_enter_shared(void);
+// Where hz3_heap_enter gave NULL: the heap that this thread was in the slow path with.
+struct hz3_heap *hz3_heap_entered(void);
+
+// Takes a parked heap that has been parked since `before_ms` or earlier, for draining; NULL if none.
+struct hz3_heap *hz3_heap_take_parked(uint64_t before_ms);
+void hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes);  // with object bytes it holds
+
+struct hz3_heap *hz3_heap_first(void);  // of all heaps, by next_heap; for statistics
+
+// slow.c: gives everything the heap holds back to the spans. The heap is the caller's.
+void hz3_heap_flush(struct hz3_heap *heap);
+size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class);  // racy for other threads' heaps
+
+HZ3_END_DECLS
+
+#endif  // HZ3_HOT_HEAP_H_

@@ -1,0 +1,648 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: tests of bins, heaps and policy: what a thread caches, shares and gives back, from first use to exit.
+#define _Static_assert static_assert  // config.h is C
+#include "hz3/hot/hot.h"
+
+#include <errno.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "hz3/base/os.h"
+#include "hz3/config.h"
+#include "hz3/remote/remote.h"
+extern "C" {
+#include "hz3/hot/heap.h"
+}
+
+namespace {
+
+hz3_stats Stats() {
+  hz3_stats stats;
+  hz3_get_stats(&stats);
+  return stats;
+}
+
+hz3_class_stats ClassStats(unsigned c) {
+  hz3_class_stats stats;
+  hz3_get_class_stats(c, &stats);
+  return stats;
+}
+
+hz3_heap *OwnHeap() { return reinterpret_cast<hz3_heap *>(hz3_heap_base()); }
+
+bool IsFilled(const void *memory, size_t bytes, char value) {
+  const char *at = static_cast<const char *>(memory);
+  return bytes == 0 || (at[0] == value && memcmp(at, at + 1, bytes - 1) == 0);
+}
+
+// A bin is sound: its objects are distinct blocks of its class, and slot 0 is the end.
+void ExpectBinIsSound(unsigned c) {
+  const hz3_bin &bin = OwnHeap()->bins[c];
+  if (bin.lo == nullptr) {
+    EXPECT_TRUE(bin.hot == nullptr && bin.top == nullptr && bin.hi == nullptr) << "class " << c;
+    return;
+  }
+  ptrdiff_t objects = bin.top - bin.lo + 1;
+  ASSERT_GE(objects, 0);
+  EXPECT_LE(bin.top, bin.hi);
+  EXPECT_LE(bin.hi - bin.lo + 1, static_cast<ptrdiff_t>(hz3_magazine_capacity(HZ3_MAGAZINE_LEVELS - 1)));
+  EXPECT_EQ(bin.hot == nullptr, objects == 0);
+  if (objects == 0) return;
+  EXPECT_EQ(bin.lo[0], nullptr);
+  std::set<void *> seen = {bin.hot};
+  for (void **slot = bin.lo + 1; slot <= bin.top; slot++) EXPECT_TRUE(seen.insert(*slot).second) << "class " << c;
+  for (void *object : seen) EXPECT_EQ(hz3_usable_size(object), hz3_size_classes[c].bytes);
+}
+
+void ExpectHeapIsSound() {
+  size_t spare_bytes = 0;
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
+    ExpectBinIsSound(c);
+    uint32_t spare = OwnHeap()->spare[c];
+    if (spare != 0) spare_bytes += hz3_magazine_at(spare)->count * size_t{hz3_size_classes[c].bytes};
+  }
+  EXPECT_EQ(OwnHeap()->spare_bytes, spare_bytes);
+  EXPECT_LE(spare_bytes, size_t{HZ3_HEAP_BYTES});
+}
+
+// Every test starts and ends with no block live, and none cached.
+class Hot : public testing::Test {
+ protected:
+  void SetUp() override { Settle(); }
+  void TearDown() override { Settle(); }
+  static void Settle() {
+    hz3_free(hz3_malloc(1));
+    hz3_trim();
+    EXPECT_EQ(Stats().live_bytes, 0u);
+    EXPECT_EQ(Stats().cached_bytes, 0u);
+    EXPECT_EQ(Stats().mapped_bytes, 0u);
+  }
+};
+
+TEST_F(Hot, BinTableAgreesWithTheClasses) {
+  for (size_t bytes = 0; bytes <= HZ3_TABLE_MAX; bytes++)
+    ASSERT_EQ(hz3_bin_offsets[(bytes + 15) / 16], hz3_size_class_of(bytes) * sizeof(hz3_bin)) << bytes;
+}
+
+TEST_F(Hot, EverySizeGivesAUsableBlock) {
+  std::map<char *, size_t> blocks;
+  for (size_t bytes = 0; bytes <= 3 * HZ3_MIB; bytes += bytes < 1024 ? 1 : bytes / 13) {
+    char *block = static_cast<char *>(hz3_malloc(bytes));
+    ASSERT_NE(block, nullptr);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % 16, 0u);
+    EXPECT_GE(hz3_usable_size(block), std::max<size_t>(bytes, 1));
+    memset(block, 1, hz3_usable_size(block));
+    blocks[block] = hz3_usable_size(block);
+  }
+  char *end = nullptr;
+  for (auto &block : blocks) {
+    EXPECT_LE(end, block.first);
+    end = block.first + block.second;
+  }
+  for (auto &block : blocks) hz3_free(block.first);
+}
+
+TEST_F(Hot, TheLastFreedIsTheNextGiven) {
+  for (size_t bytes : {1, 16, 100, 1000, 5000, 32768}) {
+    std::vector<void *> blocks(300);
+    for (void *&block : blocks) block = hz3_malloc(bytes);
+    for (void *block : blocks) {
+      hz3_free(block);
+      EXPECT_EQ(hz3_malloc(bytes), block);
+    }
+    for (void *block : blocks) hz3_free(block);
+    EXPECT_EQ(hz3_malloc(bytes), blocks.back());
+    hz3_free(blocks.back());
+  }
+}
+
+// The caches are arrays of pointers: without access to the block's page, a hit must not notice.
+TEST_F(Hot, HitsDoNotTouchTheObject) {
+  size_t page = hz3_os_page_bytes();
+  void *keep = hz3_malloc(page), *block = hz3_aligned_alloc(page, page);
+  ASSERT_EQ(mprotect(block, page, PROT_NONE), 0);
+  hz3_free(block);
+  void *again = hz3_aligned_alloc(page, page);
+  EXPECT_EQ(again, block);
+  ASSERT_EQ(mprotect(block, page, PROT_READ | PROT_WRITE), 0);
+  hz3_free(again);
+  hz3_free(keep);
+}
+
+TEST_F(Hot, RandomRunKeepsCountsAndBudgets) {
+  std::mt19937 random(11);
+  std::map<void *, size_t> live;
+  std::vector<void *> order;
+  std::vector<size_t> count(HZ3_CLASS_COUNT, 0);
+  for (int i = 0; i < 60000; i++) {
+    if (order.size() < 3000 && (order.empty() || random() % 100 < 52)) {
+      size_t limit = random() % 50 == 0 ? 1 << 20 : random() % 10 == 0 ? 32768 : 512;
+      size_t bytes = random() % limit;
+      void *block = hz3_malloc(bytes);
+      ASSERT_TRUE(live.emplace(block, bytes).second) << "handed out twice";
+      order.push_back(block);
+      count[hz3_size_class_of(bytes)]++;
+    } else {
+      std::swap(order[random() % order.size()], order.back());
+      void *block = order.back();
+      order.pop_back();
+      count[hz3_size_class_of(live[block])]--;
+      live.erase(block);
+      hz3_free(block);
+    }
+    if (i % 4000 != 0) continue;
+    ExpectHeapIsSound();
+    for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) ASSERT_EQ(ClassStats(c).live_objects, count[c]) << "class " << c;
+  }
+  for (void *block : order) hz3_free(block);
+}
+
+// Bursts far over what a heap may keep: the rest is in the depot up to its limit, and then in the spans.
+TEST_F(Hot, CachesStayWithinTheirBudgets) {
+  for (size_t bytes : {64, 1024, 8192, 32768, 262144}) {
+    std::vector<void *> blocks(4 * HZ3_DEPOT_BYTES / bytes + 100);
+    for (void *&block : blocks) block = hz3_malloc(bytes);
+    for (void *block : blocks) hz3_free(block);
+    ExpectHeapIsSound();
+    unsigned c = hz3_size_class_of(bytes);
+    size_t bin_bytes = hz3_magazine_capacity(HZ3_MAGAZINE_LEVELS - 1) * bytes;
+    EXPECT_LE(ClassStats(c).cached_objects * bytes, HZ3_HEAP_BYTES + HZ3_DEPOT_BYTES + 3 * bin_bytes) << bytes;
+    EXPECT_EQ(ClassStats(c).live_objects, 0u);
+  }
+}
+
+TEST_F(Hot, TrimGivesEverythingBack) {
+  std::vector<void *> blocks;
+  for (size_t bytes = 1; bytes < 4 * HZ3_MIB; bytes = bytes * 5 / 4 + 1)
+    for (int i = 0; i < 10; i++) blocks.push_back(hz3_malloc(bytes));
+  EXPECT_GT(Stats().mapped_bytes, 0u);
+  for (void *block : blocks) hz3_free(block);
+  EXPECT_TRUE(hz3_trim());
+  EXPECT_EQ(Stats().mapped_bytes, 0u);
+  EXPECT_FALSE(hz3_trim());
+}
+
+TEST_F(Hot, StatsAddUp) {
+  std::vector<void *> blocks;
+  size_t bytes = 0;
+  for (size_t size : {10, 1000, 10000, 100000}) {
+    for (int i = 0; i < 100; i++) blocks.push_back(hz3_malloc(size));
+    bytes += 100 * hz3_usable_size(blocks.back());
+  }
+  void *large = hz3_malloc(5 * HZ3_MIB);
+  hz3_stats stats = Stats();
+  EXPECT_EQ(stats.large_blocks, 1u);
+  EXPECT_EQ(stats.large_bytes, 5 * HZ3_MIB);
+  EXPECT_EQ(stats.live_bytes, bytes + 5 * HZ3_MIB);
+  EXPECT_GE(stats.mapped_bytes, stats.live_bytes + stats.cached_bytes);
+  EXPECT_EQ(stats.live_bytes + stats.cached_bytes + stats.free_bytes, stats.mapped_bytes);
+  EXPECT_GT(stats.metadata_bytes, 0u);
+  EXPECT_GE(stats.heaps, 1u);
+  hz3_free(large);
+  for (void *block : blocks) hz3_free(block);
+}
+
+TEST_F(Hot, CallocIsZeroOnRecycledMemory) {
+  std::mt19937 random(5);
+  std::vector<std::pair<char *, size_t>> live;
+  for (int i = 0; i < 3000; i++) {
+    size_t limit = random() % 40 == 0 ? 3 * HZ3_MIB : random() % 4 == 0 ? 200000 : 2000;
+    size_t bytes = random() % limit;
+    char *block = static_cast<char *>(hz3_calloc(bytes));
+    ASSERT_TRUE(IsFilled(block, bytes, 0)) << bytes << " bytes, step " << i;
+    memset(block, 0xff, hz3_usable_size(block));
+    live.emplace_back(block, bytes);
+    if (live.size() < 40) continue;
+    std::swap(live[random() % live.size()], live.back());
+    hz3_free(live.back().first);
+    live.pop_back();
+    if (random() % 1000 == 0) hz3_trim();
+  }
+  for (auto &block : live) hz3_free(block.first);
+}
+
+TEST_F(Hot, AlignedBlocksOfAllSizes) {
+  for (size_t align = 1; align <= size_t{1} << 30; align *= 2) {
+    std::vector<void *> blocks;
+    for (size_t bytes : {size_t{0}, size_t{1}, align - 1, align, size_t{100}, size_t{3000}, size_t{40000}, HZ3_MIB, 3 * HZ3_MIB}) {
+      if (bytes > size_t{1} << 28) continue;
+      void *block = hz3_aligned_alloc(align, bytes);
+      ASSERT_NE(block, nullptr) << bytes << " aligned to " << align;
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % align, 0u);
+      EXPECT_GE(hz3_usable_size(block), bytes);
+      if (bytes > 0) memset(block, 1, std::min<size_t>(bytes, HZ3_MIB));
+      blocks.push_back(block);
+    }
+    for (void *block : blocks) hz3_free(block);
+  }
+}
+
+TEST_F(Hot, ReallocKeepsContents) {
+  std::mt19937 random(9);
+  for (int round = 0; round < 25; round++) {
+    size_t bytes = 1 + random() % 100;
+    char *block = static_cast<char *>(hz3_malloc(bytes)), mark = 1;
+    memset(block, mark, bytes);
+    for (int step = 0; step < 12; step++) {
+      size_t limit = random() % 3 == 0 ? 4 * HZ3_MIB : random() % 2 == 0 ? 100000 : 3000;
+      size_t fresh = 1 + random() % limit;
+      block = static_cast<char *>(hz3_realloc(block, fresh));
+      ASSERT_NE(block, nullptr);
+      ASSERT_TRUE(IsFilled(block, std::min(bytes, fresh), mark)) << bytes << " to " << fresh;
+      ASSERT_GE(hz3_usable_size(block), fresh);
+      bytes = fresh;
+      memset(block, ++mark, bytes);
+    }
+    hz3_free(block);
+  }
+}
+
+TEST_F(Hot, ReallocWithinTheClassStaysInPlace) {
+  void *block = hz3_malloc(1000);
+  EXPECT_EQ(hz3_realloc(block, hz3_usable_size(block)), block);
+  EXPECT_EQ(hz3_realloc(block, 600), block);
+  void *moved = hz3_realloc(block, 100);
+  EXPECT_LT(hz3_usable_size(moved), 1000u) << "most of the block would be wasted";
+  hz3_free(moved);
+}
+
+TEST_F(Hot, ImpossibleSizesAreRefused) {
+  void *block = hz3_malloc(100), *large = hz3_malloc(2 * HZ3_MIB);
+  for (size_t bytes : {SIZE_MAX, SIZE_MAX / 2, size_t{1} << 60}) {
+    errno = 0;
+    EXPECT_EQ(hz3_malloc(bytes), nullptr);
+    EXPECT_EQ(errno, ENOMEM);
+    EXPECT_EQ(hz3_calloc(bytes), nullptr);
+    EXPECT_EQ(hz3_aligned_alloc(64, bytes), nullptr);
+    EXPECT_EQ(hz3_realloc(block, bytes), nullptr);
+    EXPECT_EQ(hz3_realloc(large, bytes), nullptr);
+  }
+  EXPECT_EQ(hz3_aligned_alloc(size_t{1} << 62, 1), nullptr);
+  hz3_free(block);
+  hz3_free(large);
+}
+
+TEST_F(Hot, FreeKeepsErrno) {
+  std::vector<void *> blocks;
+  for (size_t bytes = 1; bytes < 8 * HZ3_MIB; bytes = bytes * 3 / 2 + 1)
+    for (int i = 0; i < 100; i++) blocks.push_back(hz3_malloc(bytes % 200000));
+  blocks.push_back(hz3_malloc(80 * HZ3_MIB));
+  errno = 4321;
+  for (void *block : blocks) hz3_free(block);
+  hz3_free(nullptr);
+  EXPECT_EQ(errno, 4321);
+}
+
+// ---- threads ----
+
+TEST_F(Hot, HeapsAreParkedAndAdopted) {
+  void *freed = nullptr;
+  std::thread([&freed] {
+    freed = hz3_malloc(3000);
+    hz3_free(freed);
+  }).join();
+  size_t heaps = Stats().heaps;
+  for (int i = 0; i < 100; i++) {
+    std::thread([freed, i] {
+      void *block = hz3_malloc(3000);
+      EXPECT_TRUE(i > 0 || block == freed) << "the next thread finds the cache warm";
+      hz3_free(block);
+    }).join();
+  }
+  EXPECT_EQ(Stats().heaps, heaps);
+}
+
+TEST_F(Hot, ThreadThatHoldsMuchLeavesLittle) {
+  std::thread([] {
+    std::vector<void *> blocks;
+    for (size_t bytes = 16; bytes <= 32768; bytes *= 2)
+      for (int i = 0; i < 200; i++) blocks.push_back(hz3_malloc(bytes));
+    for (void *block : blocks) hz3_free(block);
+  }).join();
+  EXPECT_LE(Stats().cached_bytes, HZ3_DEPOT_BYTES + 512 * HZ3_KIB);
+}
+
+TEST_F(Hot, BlocksOutliveTheirThread) {
+  std::vector<std::pair<char *, size_t>> blocks;
+  std::thread([&blocks] {
+    for (size_t bytes = 1; bytes < 3 * HZ3_MIB; bytes = bytes * 2 + 1) {
+      blocks.emplace_back(static_cast<char *>(hz3_malloc(bytes)), bytes);
+      memset(blocks.back().first, 42, bytes);
+    }
+  }).join();
+  hz3_trim();
+  for (auto &block : blocks) {
+    EXPECT_TRUE(IsFilled(block.first, block.second, 42));
+    hz3_free(block.first);
+  }
+}
+
+// Producers and consumers: a block is owned by exactly one thread at a time, whoever frees it.
+TEST_F(Hot, ThreadsExchangeBlocksExactlyOnce) {
+  const int kThreads = 4, kRounds = 15000;
+  std::atomic<int> doubled{0};
+  std::mutex lock;
+  std::vector<void *> pool;
+  auto work = [&](unsigned seed) {
+    std::mt19937 random(seed);
+    std::vector<void *> mine;
+    for (int i = 0; i < kRounds; i++) {
+      size_t limit = random() % 200 == 0 ? 2 * HZ3_MIB : random() % 8 == 0 ? 40000 : 600;
+      void *block = hz3_malloc(sizeof(int) + random() % limit);
+      if (__atomic_exchange_n(static_cast<int *>(block), 0x5a5a5a5a, __ATOMIC_RELAXED) == 0x5a5a5a5a) doubled++;
+      mine.push_back(block);
+      if (mine.size() > 60) {
+        std::lock_guard<std::mutex> guard(lock);
+        for (int n = 0; n < 40; n++) {
+          pool.push_back(mine.back());
+          mine.pop_back();
+        }
+        std::shuffle(pool.begin(), pool.end(), random);
+        while (pool.size() > 400 || (!pool.empty() && mine.size() < 50)) {
+          mine.push_back(pool.back());
+          pool.pop_back();
+        }
+      }
+      while (mine.size() > 55) {
+        __atomic_store_n(static_cast<int *>(mine.back()), 0, __ATOMIC_RELAXED);
+        hz3_free(mine.back());
+        mine.pop_back();
+      }
+    }
+    for (void *block : mine) {
+      __atomic_store_n(static_cast<int *>(block), 0, __ATOMIC_RELAXED);
+      hz3_free(block);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < kThreads; t++) threads.emplace_back(work, t);
+  for (std::thread &thread : threads) thread.join();
+  for (void *block : pool) {
+    *static_cast<int *>(block) = 0;
+    hz3_free(block);
+  }
+  EXPECT_EQ(doubled, 0);
+}
+
+// One allocates, the other frees: every block passes through the depot, and the memory in use stays small.
+TEST_F(Hot, OneWayTrafficReusesMemory) {
+  const int kBlocks = 200000, kWindow = 1000;
+  std::vector<void *> ring(kWindow);
+  std::atomic<int> produced{0}, consumed{0};
+  std::thread producer([&] {
+    for (int i = 0; i < kBlocks; i++) {
+      while (i - consumed.load(std::memory_order_acquire) >= kWindow) std::this_thread::yield();
+      ring[static_cast<size_t>(i % kWindow)] = hz3_malloc(256);
+      produced.store(i + 1, std::memory_order_release);
+    }
+  });
+  std::thread consumer([&] {
+    for (int i = 0; i < kBlocks; i++) {
+      while (produced.load(std::memory_order_acquire) <= i) std::this_thread::yield();
+      hz3_free(ring[static_cast<size_t>(i % kWindow)]);
+      consumed.store(i + 1, std::memory_order_release);
+    }
+  });
+  producer.join();
+  consumer.join();
+  EXPECT_LE(Stats().mapped_bytes, 16 * HZ3_MIB) << "200,000 blocks of 256 bytes are 51 MB";
+}
+
+// ---- ticks ----
+
+// Slow calls of one class drive the clock; what other classes cached is given back within a few ticks.
+void DriveTicks(int ticks) {
+  for (int t = 0; t < ticks; t++) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(HZ3_TICK_MS + 8));
+    std::vector<void *> blocks;
+    for (int i = 0; i < 200; i++) blocks.push_back(hz3_malloc(500000));
+    for (void *block : blocks) hz3_free(block);
+  }
+}
+
+TEST_F(Hot, TicksDrainIdleBinsAndTheDepot) {
+  std::vector<void *> blocks(4 * HZ3_MIB / 128);
+  for (void *&block : blocks) block = hz3_malloc(128);
+  for (void *block : blocks) hz3_free(block);
+  unsigned c = hz3_size_class_of(128);
+  size_t cached = ClassStats(c).cached_objects;
+  EXPECT_GT(cached, 0u);
+  DriveTicks(4);
+  EXPECT_EQ(hz3_heap_cached_objects(OwnHeap(), c), 0u) << "idle for several ticks";
+  EXPECT_LE(ClassStats(c).cached_objects, cached / 2);
+  DriveTicks(10);
+  EXPECT_LE(ClassStats(c).cached_objects * 128, 64 * HZ3_KIB);
+}
+
+TEST_F(Hot, TicksDrainParkedHeaps) {
+  std::thread([] { hz3_free(hz3_malloc(700)); }).join();
+  unsigned c = hz3_size_class_of(700);
+  EXPECT_GT(ClassStats(c).cached_objects, 0u);
+  DriveTicks(4);
+  EXPECT_EQ(ClassStats(c).cached_objects, 0u);
+}
+
+// ---- unusual moments ----
+
+// As a signal handler that interrupts a slow path: the bins are off limits, everything still works.
+TEST_F(Hot, InsideASlowPathAllocationsAreLargeAndFreesWait) {
+  std::vector<void *> blocks(1000);
+  for (void *&block : blocks) block = hz3_malloc(64);
+  hz3_heap *heap = hz3_heap_enter();
+  ASSERT_EQ(heap, OwnHeap());
+  EXPECT_EQ(hz3_heap_enter(), nullptr);
+  void *inside = hz3_malloc(200);  // no bin of this class yet: the slow path
+  ASSERT_NE(inside, nullptr);
+  memset(inside, 1, 200);
+  void *zeroed = hz3_calloc(200);
+  EXPECT_TRUE(IsFilled(zeroed, 200, 0));
+  EXPECT_FALSE(hz3_trim());
+  for (void *block : blocks) hz3_free(block);  // overflows the bin again and again
+  EXPECT_NE(heap->deferred, nullptr);
+  hz3_heap_leave(heap);
+  hz3_free(hz3_malloc(5000));  // the next slow path frees what had to wait
+  EXPECT_EQ(heap->deferred, nullptr);
+  EXPECT_EQ(ClassStats(hz3_size_class_of(64)).live_objects, 0u);
+  hz3_free(inside);
+  hz3_free(zeroed);
+}
+
+// A key made after the allocator's own has its destructor run after the heap is parked.
+pthread_key_t late_key;
+void AllocateLate(void *) {
+  for (size_t bytes : {100, 5000, 300000}) {
+    void *block = hz3_calloc(bytes);
+    EXPECT_TRUE(IsFilled(block, bytes, 0));
+    block = hz3_realloc(block, 2 * bytes);
+    memset(block, 1, 2 * bytes);
+    hz3_free(block);
+  }
+  // Enough for a tick, and for whatever else slow paths do once in a while.
+  void *blocks[300];
+  for (void *&block : blocks) block = hz3_malloc(40000);
+  for (void *block : blocks) hz3_free(block);
+  hz3_trim();
+  // A signal handler inside a slow path.
+  void *waits = hz3_malloc(200);
+  hz3_heap *shared = hz3_heap_enter_shared();
+  EXPECT_EQ(shared, hz3_heap_entered());
+  EXPECT_EQ(hz3_heap_enter_shared(), nullptr);
+  hz3_free(waits);
+  EXPECT_EQ(shared->deferred, waits);
+  hz3_heap_leave(shared);
+  hz3_free(hz3_malloc(200));
+}
+
+TEST_F(Hot, ThreadsPastTheirDestructorsShareAHeap) {
+  ASSERT_EQ(pthread_key_create(&late_key, AllocateLate), 0);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; i++) {
+    threads.emplace_back([] {
+      hz3_free(hz3_malloc(100));
+      pthread_setspecific(late_key, &late_key);
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  EXPECT_EQ(Stats().live_bytes, 0u);
+  pthread_key_delete(late_key);
+}
+
+TEST_F(Hot, ChildOfAForkAllocatesAndFrees) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 2; t++) {
+    threads.emplace_back([t, &stop] {
+      std::mt19937 random(t);
+      while (!stop) {
+        std::vector<void *> blocks;
+        for (int i = 0; i < 100; i++) blocks.push_back(hz3_malloc(random() % 3000));
+        for (void *block : blocks) hz3_free(block);
+      }
+    });
+  }
+  void *parents = hz3_malloc(777);
+  for (int i = 0; i < 30; i++) {
+    pid_t child = fork();
+    if (child == 0) {
+      hz3_free(parents);
+      for (size_t bytes = 1; bytes < 3 * HZ3_MIB; bytes = bytes * 3 / 2 + 1) hz3_free(hz3_malloc(bytes));
+      hz3_trim();
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  stop = true;
+  for (std::thread &thread : threads) thread.join();
+  hz3_free(parents);
+}
+
+// ---- misuse ----
+
+using HotDeathTest = Hot;
+
+const char kInvalidFree[] = "^hz3: fatal: free of a pointer that this allocator did not return: pointer 0x[0-9a-f]+\n$";
+
+TEST_F(HotDeathTest, ForeignPointers) {
+  int on_stack;
+  static char global[64];
+  EXPECT_DEATH(hz3_free(&on_stack), kInvalidFree);
+  EXPECT_DEATH(hz3_free(global), kInvalidFree);
+  EXPECT_DEATH(hz3_free(reinterpret_cast<void *>(16)), kInvalidFree);
+  EXPECT_DEATH(hz3_free(reinterpret_cast<void *>(~uintptr_t{15})), kInvalidFree);
+  EXPECT_DEATH(hz3_usable_size(&on_stack),
+               "^hz3: fatal: malloc_usable_size of a pointer that this allocator did not return: pointer 0x[0-9a-f]+\n$");
+  EXPECT_DEATH(hz3_realloc(global, 100),
+               "^hz3: fatal: realloc of a pointer that this allocator did not return: pointer 0x[0-9a-f]+\n$");
+}
+
+TEST_F(HotDeathTest, PointersIntoFreeOrLargeMemory) {
+  char *large = static_cast<char *>(hz3_malloc(4 * HZ3_MIB)), *block = static_cast<char *>(hz3_malloc(40000));
+  EXPECT_DEATH(hz3_free(large + 16), kInvalidFree);
+  EXPECT_DEATH(hz3_free(large + HZ3_MIB), kInvalidFree);
+  char *free_slice = reinterpret_cast<char *>(hz3_round_down(reinterpret_cast<uintptr_t>(block), 4 * HZ3_MIB)) + 60 * HZ3_SLICE_BYTES;
+  EXPECT_DEATH(hz3_free(free_slice), kInvalidFree);
+  hz3_free(large);
+  EXPECT_DEATH(hz3_free(large), kInvalidFree);
+  hz3_free(block);
+}
+
+TEST_F(HotDeathTest, SameBlockTwiceInARow) {
+  void *block = hz3_malloc(100), *other = hz3_malloc(100);
+  EXPECT_DEATH((hz3_free(block), hz3_free(block)), "^hz3: fatal: double free: pointer 0x[0-9a-f]+ in a block of 112 bytes\n$");
+  hz3_free(block);
+  hz3_free(other);
+}
+
+TEST_F(HotDeathTest, TwiceWithOthersBetweenIsFoundAtTheSpan) {
+  void *block = hz3_malloc(100), *other = hz3_malloc(100), *keep = hz3_malloc(100);
+  EXPECT_DEATH((hz3_free(block), hz3_free(other), hz3_free(block), hz3_trim()),
+               "^hz3: fatal: double free: pointer 0x[0-9a-f]+ in a block of 112 bytes\n$");
+  hz3_free(block);
+  hz3_free(other);
+  hz3_free(keep);
+}
+
+TEST_F(HotDeathTest, PointerIntoABlockIsFoundAtTheSpan) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "the checked lane sees a block in use among the free ones before that";
+  char *block = static_cast<char *>(hz3_malloc(100));
+  EXPECT_DEATH((hz3_free(block + 16), hz3_trim()),
+               "^hz3: fatal: free of a pointer into the middle of a block: pointer 0x[0-9a-f]+ in a block of 112 bytes\n$");
+  hz3_free(block);
+}
+
+// ---- scarcity ----
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their runtimes need address space of their own
+[[noreturn]] void RunOutOfAddressSpace() {
+  size_t used = 0, limit_bytes = size_t{96} << 20;
+  FILE *file = fopen("/proc/self/statm", "r");
+  bool works = fscanf(file, "%zu", &used) == 1;
+  fclose(file);
+  limit_bytes += used * hz3_os_page_bytes();
+  rlimit limit = {limit_bytes, limit_bytes};
+  setrlimit(RLIMIT_AS, &limit);
+  for (size_t bytes : {100, 3000, 100000, 3000000}) {
+    size_t count = 0;
+    errno = 0;
+    void *block = hz3_malloc(bytes), *list = nullptr;
+    memset(block, 6, bytes);
+    // Linked through themselves: there is no memory for a vector.
+    for (void **next; (next = static_cast<void **>(hz3_malloc(bytes))) != nullptr; list = next, count++) *next = list;
+    works = works && errno == ENOMEM && count * bytes > size_t{48} << 20 && hz3_calloc(bytes) == nullptr;
+    works = works && hz3_realloc(block, size_t{90} << 20) == nullptr && IsFilled(block, bytes, 6);
+    hz3_free(block);
+    while (list != nullptr) {
+      void *next = *static_cast<void **>(list);
+      hz3_free(list);
+      list = next;
+    }
+  }
+  // What one size left behind was of use for the next; at the end all of it can go.
+  hz3_trim();
+  works = works && Stats().live_bytes == 0 && Stats().mapped_bytes == 0;
+  _exit(works ? 0 : 1);
+}
+
+TEST_F(HotDeathTest, NullWhenAddressSpaceIsUsedUpAndBackAfterwards) {
+  EXPECT_EXIT(RunOutOfAddressSpace(), testing::ExitedWithCode(0), "");
+}
+#endif
+
+}  // namespace

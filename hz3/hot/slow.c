@@ -1,0 +1,542 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: everything behind the fast paths, and the only place with policy: when to refill, flush, share, tick, trim.
+// Called by: bin.h on a miss, the API edge through hot.h.
+// Owns: nothing; works on the entering thread's heap.
+// Locks: none of its own; boxes take theirs.
+// Invariant: between hz3_heap_enter and hz3_heap_leave a heap's magazines may be half exchanged; outside they never are.
+#include <errno.h>
+#include <string.h>
+
+#include "hz3/base/fatal.h"
+#include "hz3/base/os.h"
+#include "hz3/config.h"
+#include "hz3/hot/checked.h"
+#include "hz3/hot/heap.h"
+#include "hz3/hot/hot.h"
+#include "hz3/large/large.h"
+#include "hz3/medium/medium.h"
+#include "hz3/pages/pages.h"
+#include "hz3/small/small.h"
+
+enum {
+  SLOW_CALLS_PER_CLOCK = 64,       // how often a slow path looks at the clock
+  FEWEST_OBJECTS = 16,             // a full bin of any class up to 32 KiB
+  FIRST_REFILL = 8,                // objects: a thread that needs few gets few, then twice as many each time
+  EXCHANGES_TO_GROW = 16,          // depot exchanges per tick that call for bigger magazines
+  EMPTIES_KEPT = 8,                // empty magazines a heap keeps; half of them go back in one operation
+  FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking
+  FEWEST_IN_DEPOT = 2              // magazines of a class that the depot may always keep
+};
+#define GROWN_MAGAZINE_BYTES ((size_t)32 * 1024)  // only classes whose bigger magazines stay below this grow
+
+static uint64_t last_tick_ms;
+static uint32_t trim_epoch;
+
+#define OFFSETS(class, below, bytes, slices, objects) \
+  [(below) / 16 + ((below) != 0)...(bytes) / 16] = (class) * sizeof(struct hz3_bin),
+const uint16_t hz3_bin_offsets[HZ3_TABLE_MAX / 16 + 1] = {HZ3_TABLE_CLASSES(OFFSETS)};
+
+// Classes above this go to and from their spans one by one: the lock costs nothing beside touching such a block.
+#define CACHED_MAX_BYTES ((size_t)128 * 1024)
+
+static size_t class_bytes(unsigned c) { return hz3_size_classes[c].bytes; }
+
+// ---- boxes by class ----
+
+static size_t fetch(unsigned c, void **out, size_t count, bool *is_clean) {
+  bool is_small = c <= HZ3_SMALL_CLASS_LAST;
+  if (is_small) *is_clean = false;
+  size_t got = is_small ? hz3_small_fetch(c, out, count) : hz3_medium_fetch(c, out, count, is_clean);
+  if (HZ3_CHECKED) hz3_checked_shuffle(out, got);
+  return got;
+}
+
+static void release(unsigned c, void **objects, size_t count) {
+  if (count == 0) return;
+  if (HZ3_CHECKED) hz3_checked_inspect(objects, count);
+  if (c > HZ3_SMALL_CLASS_LAST) hz3_medium_release(c, objects, count);
+  else hz3_small_release(c, objects, count);
+}
+
+// ---- magazines of a heap ----
+
+static struct hz3_magazine *take_empty(struct hz3_heap *heap, unsigned level) {
+  uint32_t count;
+  if (level != 0) return hz3_magazine_alloc(level, 1, &count);
+  if (heap->empty_count == 0) {
+    struct hz3_magazine *chain = hz3_magazine_alloc(0, EMPTIES_KEPT / 2, &count);
+    if (chain == NULL) return NULL;
+    heap->empty = chain->index;
+    heap->empty_count = (uint16_t)count;
+  }
+  struct hz3_magazine *magazine = hz3_magazine_at(heap->empty);
+  heap->empty = magazine->next;
+  heap->empty_count--;
+  return magazine;
+}
+
+static void return_empties(struct hz3_heap *heap, unsigned count) {
+  if (count == 0) return;
+  struct hz3_magazine *first = hz3_magazine_at(heap->empty), *last = first;
+  for (unsigned i = 1; i < count; i++) last = hz3_magazine_at(last->next);
+  heap->empty = last->next;
+  heap->empty_count = (uint16_t)(heap->empty_count - count);
+  hz3_magazine_free(first, last, count);
+}
+
+static void put_empty(struct hz3_heap *heap, struct hz3_magazine *magazine) {
+  magazine->count = 0;
+  if (magazine->level != 0) {
+    hz3_magazine_free(magazine, magazine, 1);
+    return;
+  }
+  // Atomic: a thread that lost the race for this magazine, while it was on a stack, may still be reading the field.
+  __atomic_store_n(&magazine->next, heap->empty, __ATOMIC_RELAXED);
+  heap->empty = magazine->index;
+  if (++heap->empty_count >= EMPTIES_KEPT) return_empties(heap, EMPTIES_KEPT / 2);
+}
+
+static struct hz3_magazine *spare_of(const struct hz3_heap *heap, unsigned c) {
+  return heap->spare[c] == 0 ? NULL : hz3_magazine_at(heap->spare[c]);
+}
+
+static void set_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
+  struct hz3_magazine *old = spare_of(heap, c);
+  if (old != NULL) heap->spare_bytes -= old->count * class_bytes(c);
+  if (magazine != NULL) heap->spare_bytes += magazine->count * class_bytes(c);
+  heap->spare[c] = magazine == NULL ? 0 : magazine->index;
+}
+
+// Objects the bin may hold, hot one included: what the magazine can, and what the class's size allows.
+static size_t capacity_of(unsigned c, const struct hz3_magazine *magazine) {
+  size_t capacity = hz3_magazine_capacity(magazine->level), bytes = class_bytes(c);
+  if (magazine->level == 0) capacity = hz3_min(capacity, HZ3_MAGAZINE_CAPACITY);
+  size_t affordable = hz3_max(HZ3_MAGAZINE_BYTES / bytes, bytes <= HZ3_TABLE_MAX ? FEWEST_OBJECTS : 1);
+  return hz3_max(hz3_min(capacity, affordable), magazine->count);
+}
+
+static void load(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
+  struct hz3_bin *bin = &heap->bins[c];
+  void **slots = magazine->slots;
+  bin->lo = slots;
+  bin->hi = slots + capacity_of(c, magazine) - 1;
+  bin->top = slots + magazine->count - 1;
+  bin->hot = slots[magazine->count];
+}
+
+// The bin's magazine with all its objects, hot one included; the bin has none then. NULL if it had none.
+static struct hz3_magazine *unload(struct hz3_heap *heap, unsigned c) {
+  struct hz3_bin *bin = &heap->bins[c];
+  if (bin->lo == NULL) return NULL;
+  struct hz3_magazine *magazine = hz3_magazine_of_slots(bin->lo);
+  bin->top[1] = bin->hot;
+  magazine->count = (uint16_t)(bin->top + 1 - bin->lo);
+  magazine->slots[0] = NULL;
+  *bin = (struct hz3_bin){0};
+  return magazine;
+}
+
+// Half of a full bin, the older half, moves to its spare. Halves, not whole magazines, where the spare has room: the next
+// slow path of the class is then at least half a magazine away in either direction, and a class whose population
+// wanders around a magazine's border does not pay at every crossing.
+static bool spill_to_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazine *spare) {
+  struct hz3_bin *bin = &heap->bins[c];
+  size_t objects = (size_t)(bin->top - bin->lo) + 1, half = objects / 2;
+  if (half == 0 || spare->count + half > capacity_of(c, spare) || heap->spare_bytes + half * class_bytes(c) > HZ3_HEAP_BYTES)
+    return false;
+  memcpy(spare->slots + 1 + spare->count, bin->lo + 1, half * sizeof(void *));
+  spare->count = (uint16_t)(spare->count + half);
+  heap->spare_bytes += half * class_bytes(c);
+  memmove(bin->lo + 1, bin->lo + 1 + half, (objects - 1 - half) * sizeof(void *));
+  bin->top -= half;
+  return true;
+}
+
+// The reverse, for an empty bin: the newer half of the spare.
+static void draw_from_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazine *spare) {
+  struct hz3_bin *bin = &heap->bins[c];
+  size_t half = hz3_min((spare->count + 1u) / 2, (size_t)(bin->hi - bin->lo) + 1);
+  spare->count = (uint16_t)(spare->count - half);
+  heap->spare_bytes -= half * class_bytes(c);
+  memcpy(bin->lo + 1, spare->slots + 1 + spare->count, half * sizeof(void *));
+  bin->top = bin->lo + half - 1;
+  bin->hot = bin->lo[half];
+}
+
+static void note_slow(struct hz3_heap *heap, unsigned c) { heap->used_bits[c / 64] |= (uint64_t)1 << (c % 64); }
+
+static void note_exchange(struct hz3_heap *heap, unsigned c) {
+  if (heap->exchanges[c] < UINT8_MAX) heap->exchanges[c]++;
+  size_t grown = (hz3_magazine_capacity(heap->level[c] + 1u)) * class_bytes(c);
+  if (heap->exchanges[c] == EXCHANGES_TO_GROW && heap->level[c] + 1 < HZ3_MAGAZINE_LEVELS && grown <= GROWN_MAGAZINE_BYTES &&
+      HZ3_MAGAZINE_CAPACITY == hz3_magazine_capacity(0)) {
+    heap->level[c]++;
+    heap->exchanges[c] = 0;
+  }
+}
+
+static void release_magazine(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
+  release(c, magazine->slots + 1, magazine->count);
+  put_empty(heap, magazine);
+}
+
+static size_t objects_out(unsigned c) {
+  return c > HZ3_SMALL_CLASS_LAST ? hz3_medium_live_objects(c) : hz3_small_live_objects(c);
+}
+
+static size_t span_count(unsigned c) { return c > HZ3_SMALL_CLASS_LAST ? hz3_medium_spans(c) : hz3_small_spans(c); }
+
+// A class of which less than half is out of its spans is shrinking. What caches hold then pins spans, at worst one each:
+// a bin may keep a part of its capacity in proportion to what is out, and nothing beside it. 0: not shrinking.
+static size_t shrinking_capacity(unsigned c, size_t capacity) {
+  size_t spans = span_count(c), room = spans * hz3_size_classes[c].objects, out = objects_out(c);
+  if (spans <= FEW_SPANS || out * 2 >= room) return 0;
+  return hz3_max(capacity * 2 * out / room, 1);
+}
+
+// Magazines of the class that the depot may keep: a quarter of the objects that are out of their spans. In proportion to
+// what lives, because free objects in the depot pin the spans they lie in: a fixed limit would keep a heap that has been
+// freed in random order from ever going back.
+static size_t depot_limit(unsigned c, size_t magazine_objects) {
+  size_t most = HZ3_DEPOT_BYTES / class_bytes(c);
+  return hz3_max(hz3_min(objects_out(c) / 4, most) / magazine_objects, FEWEST_IN_DEPOT);
+}
+
+// Gives a magazine with objects to whoever needs it next; if the depot has enough, the objects go to their spans, and one
+// more magazine with them, so that the depot shrinks with what lives.
+static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
+  if (hz3_depot_push(c, magazine, depot_limit(c, magazine->count))) {
+    note_exchange(heap, c);
+    return;
+  }
+  struct hz3_magazine *older = hz3_depot_pop(c);
+  release_magazine(heap, c, magazine);
+  if (older != NULL) release_magazine(heap, c, older);
+}
+
+// ---- ticks: what nobody needed for a while goes back ----
+
+static void flush_class(struct hz3_heap *heap, unsigned c) {
+  struct hz3_magazine *both[2] = {unload(heap, c), spare_of(heap, c)};
+  set_spare(heap, c, NULL);
+  for (int i = 0; i < 2; i++) {
+    if (both[i] != NULL) release_magazine(heap, c, both[i]);
+  }
+  heap->refill[c] = heap->level[c] = heap->exchanges[c] = 0;
+}
+
+void hz3_heap_flush(struct hz3_heap *heap) {
+  if (HZ3_CHECKED) hz3_checked_empty_quarantine(heap);
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) flush_class(heap, c);
+  return_empties(heap, heap->empty_count);
+  heap->is_flushed = true;
+}
+
+static void drain_depot(struct hz3_heap *heap, unsigned c, uint32_t count) {
+  for (; count > 0; count--) {
+    struct hz3_magazine *magazine = hz3_depot_pop(c);
+    if (magazine == NULL) return;
+    release_magazine(heap, c, magazine);
+  }
+}
+
+static void drain_parked(uint64_t before_ms) {
+  for (struct hz3_heap *heap; (heap = hz3_heap_take_parked(before_ms)) != NULL;) {
+    hz3_heap_flush(heap);
+    hz3_heap_put_parked(heap, 0);
+  }
+}
+
+// Threads past their destructors are few and short of life: nobody counts on finding this heap warm.
+static void drain_shared(void) {
+  struct hz3_heap *heap = hz3_heap_enter_shared();
+  if (heap == NULL) return;
+  hz3_heap_flush(heap);
+  hz3_heap_leave(heap);
+}
+
+static void tick_own(struct hz3_heap *heap, uint64_t now) {
+  heap->last_tick_ms = now;
+  uint32_t epoch = __atomic_load_n(&trim_epoch, __ATOMIC_RELAXED);
+  bool everything = heap->trim_epoch != epoch;
+  heap->trim_epoch = epoch;
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
+    bool idle = (heap->used_bits[c / 64] >> (c % 64) & 1) == 0;
+    if (heap->bins[c].lo != NULL && (idle || everything)) flush_class(heap, c);
+    if (heap->exchanges[c] < 2 && heap->level[c] > 0) heap->level[c]--;
+    heap->exchanges[c] = 0;
+  }
+  heap->used_bits[0] = heap->used_bits[1] = 0;
+}
+
+static void tick(struct hz3_heap *heap) {
+  uint64_t now = hz3_os_now_ms(), last = __atomic_load_n(&last_tick_ms, __ATOMIC_RELAXED);
+  if (now - heap->last_tick_ms >= HZ3_TICK_MS) tick_own(heap, now);
+  // One thread does the common part.
+  if (now - last < HZ3_TICK_MS || !__atomic_compare_exchange_n(&last_tick_ms, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    return;
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) drain_depot(heap, c, (hz3_depot_take_low_water(c) + 1) / 2);
+  drain_parked(now - HZ3_TICK_MS);
+  drain_shared();
+}
+
+// Blocks that a signal handler freed while this heap was in a slow path.
+static void free_deferred(struct hz3_heap *heap) {
+  void *block = __atomic_exchange_n(&heap->deferred, NULL, __ATOMIC_ACQUIRE);
+  while (block != NULL) {
+    void *next = *(void **)block;
+    *(void **)block = NULL;  // nothing stays behind in free memory (checked: it would look like a late write)
+    hz3_free(block);
+    block = next;
+  }
+}
+
+static struct hz3_heap *enter(void) {
+  struct hz3_heap *heap = hz3_heap_enter();
+  if (heap != NULL && HZ3_UNLIKELY(++heap->slow_calls % SLOW_CALLS_PER_CLOCK == 0)) tick(heap);
+  return heap;
+}
+
+static void leave(struct hz3_heap *heap) {
+  bool has_deferred = heap->deferred != NULL;
+  hz3_heap_leave(heap);
+  if (HZ3_UNLIKELY(has_deferred)) free_deferred(heap);
+}
+
+static bool reclaim(struct hz3_heap *heap) {
+  bool held = HZ3_CHECKED && hz3_checked_empty_large_quarantine();
+  hz3_heap_flush(heap);
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) drain_depot(heap, c, UINT32_MAX);
+  drain_parked(UINT64_MAX);
+  drain_shared();
+  __atomic_fetch_add(&trim_epoch, 1, __ATOMIC_RELAXED);
+  bool pages = hz3_pages_trim(true);
+  return hz3_large_trim(true) || pages || held;
+}
+
+// ---- allocation ----
+
+static size_t refill_count(struct hz3_heap *heap, unsigned c, const struct hz3_magazine *magazine) {
+  size_t count = heap->refill[c] == 0 ? FIRST_REFILL : heap->refill[c];
+  count = hz3_min(count, capacity_of(c, magazine));
+  heap->refill[c] = (uint8_t)hz3_min(count * 2, UINT8_MAX);
+  return count;
+}
+
+// Puts objects into an empty bin: own spare, the depot, the spans. False when out of memory.
+static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
+  *is_clean = false;
+  note_slow(heap, c);
+  struct hz3_magazine *spare = spare_of(heap, c);
+  if (spare != NULL && spare->count > 0) {
+    draw_from_spare(heap, c, spare);
+    return true;
+  }
+  struct hz3_magazine *full = hz3_depot_pop(c);
+  if (full != NULL) {
+    note_exchange(heap, c);
+    struct hz3_magazine *empty = unload(heap, c);
+    if (empty != NULL && spare == NULL && empty->level == heap->level[c]) set_spare(heap, c, empty);
+    else if (empty != NULL) put_empty(heap, empty);
+    load(heap, c, full);
+    return true;
+  }
+  struct hz3_magazine *magazine = unload(heap, c);
+  if (magazine == NULL && (magazine = take_empty(heap, heap->level[c])) == NULL) return false;
+  size_t got = fetch(c, magazine->slots + 1, refill_count(heap, c, magazine), is_clean);
+  magazine->count = (uint16_t)got;
+  load(heap, c, magazine);
+  return got > 0;
+}
+
+static bool is_cached(unsigned c) { return class_bytes(c) <= CACHED_MAX_BYTES; }
+
+static void *alloc_uncached(struct hz3_heap *heap, unsigned c, bool *is_clean) {
+  void *object;
+  if (fetch(c, &object, 1, is_clean) != 0 || (reclaim(heap) && fetch(c, &object, 1, is_clean) != 0)) return object;
+  return NULL;
+}
+
+static void *alloc_class(struct hz3_heap *heap, unsigned c, bool *is_clean) {
+  if (!is_cached(c)) return alloc_uncached(heap, c, is_clean);
+  *is_clean = false;
+  void *object = hz3_bin_pop(&heap->bins[c]);
+  if (object == NULL && (refill(heap, c, is_clean) || (reclaim(heap) && refill(heap, c, is_clean))))
+    object = hz3_bin_pop(&heap->bins[c]);
+  return object;
+}
+
+static void *alloc_large(size_t bytes, size_t align, bool zero) {
+  void *object = hz3_large_alloc(bytes, align, zero);
+  if (object != NULL) return object;
+  struct hz3_heap *heap = enter();
+  if (heap == NULL) return NULL;
+  bool again = reclaim(heap);
+  leave(heap);
+  return again ? hz3_large_alloc(bytes, align, zero) : NULL;
+}
+
+// A block of the class, or a large one for class 0. NULL with errno set.
+static void *alloc(unsigned c, size_t bytes, size_t align, bool zero) {
+  void *object = NULL;
+  struct hz3_heap *heap = c == 0 ? NULL : enter();
+  if (heap == NULL) {  // large, or a signal handler inside a slow path: its bins are off limits
+    object = alloc_large(bytes, align, zero);
+  } else {
+    bool is_clean;
+    object = alloc_class(heap, c, &is_clean);
+    leave(heap);
+    if (zero && object != NULL && !is_clean) memset(object, 0, bytes);
+  }
+  if (HZ3_UNLIKELY(object == NULL)) errno = ENOMEM;
+  return object;
+}
+
+void *hz3_malloc_slow(size_t bytes) {
+  return alloc(bytes <= HZ3_MEDIUM_MAX ? hz3_size_class_of(bytes) : 0, bytes, 1, false);
+}
+
+void *hz3_calloc(size_t bytes) {
+  if (bytes > HZ3_TABLE_MAX) return alloc(bytes <= HZ3_MEDIUM_MAX ? hz3_size_class_of_medium(bytes) : 0, bytes, 1, true);
+  void *object = hz3_malloc(bytes);
+  if (HZ3_LIKELY(object != NULL)) memset(object, 0, bytes);
+  return object;
+}
+
+void *hz3_aligned_alloc(size_t align, size_t bytes) {
+  if (align <= 16) return hz3_malloc(bytes);
+  unsigned c = hz3_size_class_of_aligned(bytes, align);
+  if (c == 0) return alloc(0, bytes, align, false);
+  void *object = hz3_bin_pop(hz3_bin_at(c * sizeof(struct hz3_bin)));
+  return object != NULL ? object : alloc(c, class_bytes(c), align, false);
+}
+
+// ---- free ----
+
+// For a full bin of a shrinking class: everything the heap has of it, and a magazine of the depot, goes back.
+static void shrink_bin(struct hz3_heap *heap, unsigned c, size_t capacity) {
+  struct hz3_magazine *magazine = unload(heap, c), *spare = spare_of(heap, c), *shared = hz3_depot_pop(c);
+  release(c, magazine->slots + 1, magazine->count);
+  magazine->count = 0;
+  load(heap, c, magazine);
+  heap->bins[c].hi = magazine->slots + capacity - 1;
+  set_spare(heap, c, NULL);
+  if (spare != NULL) release_magazine(heap, c, spare);
+  if (shared != NULL) release_magazine(heap, c, shared);
+}
+
+// Makes room in a full or missing bin. False when there is no memory for a magazine.
+static bool make_room(struct hz3_heap *heap, unsigned c) {
+  note_slow(heap, c);
+  if (heap->bins[c].lo != NULL) {
+    size_t capacity = shrinking_capacity(c, capacity_of(c, hz3_magazine_of_slots(heap->bins[c].lo)));
+    if (capacity != 0) {
+      shrink_bin(heap, c, capacity);
+      return true;
+    }
+  }
+  struct hz3_magazine *spare = spare_of(heap, c);
+  if (spare != NULL && spill_to_spare(heap, c, spare)) return true;
+  struct hz3_magazine *full = unload(heap, c), *empty = take_empty(heap, heap->level[c]);
+  if (full == NULL) {
+    if (empty != NULL) load(heap, c, empty);
+    return empty != NULL;
+  }
+  if (empty == NULL) {
+    release(c, full->slots + 1, full->count);
+    full->count = 0;
+    load(heap, c, full);
+    return true;
+  }
+  // The spare is the older of the two: it leaves first, the warm one stays.
+  if (spare != NULL) {
+    set_spare(heap, c, NULL);
+    if (spare->count > 0) share(heap, c, spare);
+    else put_empty(heap, spare);
+  }
+  if (heap->spare_bytes + full->count * class_bytes(c) > HZ3_HEAP_BYTES) share(heap, c, full);
+  else set_spare(heap, c, full);
+  load(heap, c, empty);
+  return true;
+}
+
+static void free_to_class(struct hz3_heap *heap, unsigned c, void *pointer) {
+  struct hz3_bin *bin = &heap->bins[c];
+  if (bin->hot == pointer) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, pointer, class_bytes(c));
+  if (is_cached(c) && (bin->top != bin->hi || make_room(heap, c))) hz3_bin_push(bin, pointer);
+  else release(c, &pointer, 1);
+}
+
+static unsigned class_of(const void *pointer) {
+  size_t tag;
+  if (hz3_tag_find(pointer, &tag) && tag != 0) return (unsigned)(tag / sizeof(struct hz3_bin));
+  struct hz3_span *span = hz3_pages_span_of(pointer);  // it may lie outside the tag table's window
+  return span == NULL ? 0 : span->size_class;
+}
+
+void hz3_free_slow(void *pointer) {
+  if (pointer == NULL) return;
+  unsigned c = class_of(pointer);
+  if (c == 0) {
+    if (!hz3_large_free(pointer)) hz3_fatal(HZ3_FATAL_INVALID_FREE, pointer, 0);
+    return;
+  }
+  struct hz3_heap *heap = enter();
+  if (heap != NULL) {
+    free_to_class(heap, c, pointer);
+    leave(heap);
+    return;
+  }
+  // A signal handler inside a slow path of this thread: leave the block for the end of that slow path.
+  heap = hz3_heap_entered();
+  *(void **)pointer = heap->deferred;
+  heap->deferred = pointer;
+}
+
+// ---- the rest of the interface ----
+
+size_t hz3_usable_size(const void *pointer) {
+  if (pointer == NULL) return 0;
+  unsigned c = class_of(pointer);
+  if (c != 0) return class_bytes(c);
+  size_t bytes = hz3_large_usable_bytes(pointer);
+  if (bytes == 0) hz3_fatal(HZ3_FATAL_INVALID_USABLE_SIZE, pointer, 0);
+  return bytes;
+}
+
+static void *move(void *pointer, size_t old_bytes, size_t bytes) {
+  void *fresh = hz3_malloc(bytes);
+  if (fresh == NULL) return NULL;
+  memcpy(fresh, pointer, hz3_min(old_bytes, bytes));
+  hz3_free(pointer);
+  return fresh;
+}
+
+static void *realloc_large(void *pointer, size_t bytes) {
+  size_t old_bytes = hz3_large_usable_bytes(pointer);
+  if (old_bytes == 0) hz3_fatal(HZ3_FATAL_INVALID_REALLOC, pointer, 0);
+  if (bytes <= HZ3_MEDIUM_MAX && bytes <= old_bytes / 2) return move(pointer, old_bytes, bytes);
+  if (hz3_large_resize(pointer, bytes)) return pointer;
+  if (bytes <= old_bytes) return pointer;
+  void *fresh = hz3_large_grow(pointer, bytes);
+  return fresh != NULL ? fresh : move(pointer, old_bytes, bytes);  // the latter reclaims, and sets errno
+}
+
+void *hz3_realloc(void *pointer, size_t bytes) {
+  unsigned c = class_of(pointer);
+  if (c == 0) return realloc_large(pointer, bytes);
+  size_t old_bytes = class_bytes(c);
+  // In place unless the block grows out of its class or would waste more than half of it.
+  if (bytes <= old_bytes && (bytes > old_bytes / 2 || old_bytes <= 64)) return pointer;
+  void *fresh = move(pointer, old_bytes, bytes);
+  if (fresh == NULL && bytes <= old_bytes) return pointer;
+  return fresh;
+}
+
+bool hz3_trim(void) {
+  struct hz3_heap *heap = enter();
+  if (heap == NULL) return false;
+  bool any = reclaim(heap);
+  leave(heap);
+  return any;
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: statistics over all boxes.
+// Called by: the API edge.
+// Invariant: every block is live, cached or in its span: live = handed out by the span stores - cached. Other threads'
+//   bins are read while they run, so the figures are exact only when they rest.
+#include "hz3/base/metadata.h"
+#include "hz3/config.h"
+#include "hz3/hot/checked.h"
+#include "hz3/hot/heap.h"
+#include "hz3/hot/hot.h"
+#include "hz3/large/large.h"
+#include "hz3/medium/medium.h"
+#include "hz3/pages/pages.h"
+#include "hz3/small/small.h"
+
+size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class) {
+  const struct hz3_bin *bin = &heap->bins[size_class];
+  void **lo = bin->lo, **top = bin->top;
+  size_t objects = lo == NULL ? 0 : (size_t)(top - lo + 1);
+  if (objects > hz3_magazine_capacity(HZ3_MAGAZINE_LEVELS - 1)) objects = 0;  // caught between two magazines
+  uint32_t spare = heap->spare[size_class];
+  return objects + (spare == 0 ? 0 : hz3_magazine_at(spare)->count);
+}
+
+void hz3_get_class_stats(unsigned size_class, struct hz3_class_stats *stats) {
+  bool is_small = size_class <= HZ3_SMALL_CLASS_LAST;
+  const struct hz3_size_class *class = &hz3_size_classes[size_class];
+  size_t out = is_small ? hz3_small_live_objects(size_class) : hz3_medium_live_objects(size_class);
+  size_t cached = hz3_depot_objects(size_class);
+  for (struct hz3_heap *heap = hz3_heap_first(); heap != NULL; heap = heap->next_heap) {
+    cached += hz3_heap_cached_objects(heap, size_class);
+    if (HZ3_CHECKED) cached += hz3_checked_quarantined_objects(heap, size_class);
+  }
+  stats->object_bytes = class->bytes;
+  stats->spans = is_small ? hz3_small_spans(size_class) : hz3_medium_spans(size_class);
+  stats->span_bytes = stats->spans * class->slices * HZ3_SLICE_BYTES;
+  stats->cached_objects = hz3_min(cached, out);
+  stats->live_objects = out - stats->cached_objects;
+}
+
+void hz3_get_stats(struct hz3_stats *stats) {
+  *stats = (struct hz3_stats){0};
+  size_t span_bytes = 0;
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
+    struct hz3_class_stats class;
+    hz3_get_class_stats(c, &class);
+    stats->live_bytes += class.live_objects * class.object_bytes;
+    stats->cached_bytes += class.cached_objects * class.object_bytes;
+    span_bytes += class.span_bytes;
+  }
+  struct hz3_pages_stats pages;
+  struct hz3_large_stats large;
+  hz3_pages_get_stats(&pages);
+  hz3_large_get_stats(&large);
+  if (HZ3_CHECKED) {
+    size_t blocks, bytes;
+    hz3_checked_get_held_large(&blocks, &bytes);
+    large.live_blocks -= hz3_min(large.live_blocks, blocks);
+    large.live_bytes -= hz3_min(large.live_bytes, bytes);
+  }
+  stats->free_bytes = span_bytes - hz3_min(span_bytes, stats->live_bytes + stats->cached_bytes) + pages.free_bytes +
+                      large.mapped_bytes - large.live_bytes;
+  stats->live_bytes += large.live_bytes;
+  stats->large_blocks = large.live_blocks;
+  stats->large_bytes = large.live_bytes;
+  stats->mapped_bytes = pages.mapped_bytes + large.mapped_bytes;
+  stats->dirty_bytes = pages.dirty_bytes + large.dirty_free_bytes;
+  stats->metadata_bytes = hz3_metadata_bytes();
+  stats->purges = pages.purges + large.purges;
+  for (struct hz3_heap *heap = hz3_heap_first(); heap != NULL; heap = heap->next_heap) stats->heaps++;
+}
