@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the allocator says about itself is its own and true: mallinfo, mallinfo2, malloc_info, malloc_stats, malloc_trim,
+// mallopt and hz3_stats_json follow what the program did. Blocks of 1 KiB, because glibc's answers to larger ones would
+// look right even if only its heap were asked.
+#include <errno.h>
+#include <fcntl.h>
+#include <malloc.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "hz3/hz3.h"
+#include "tests/support/support.h"
+
+namespace {
+
+constexpr size_t kBlock = 1024;
+constexpr size_t kTotal = size_t{64} << 20;
+
+class Load {
+ public:
+  Load() {
+    for (size_t i = 0; i < kTotal / kBlock; i++) {
+      blocks_.push_back(malloc(kBlock));
+      memset(blocks_.back(), 1, kBlock);
+    }
+  }
+  ~Load() { drop(); }
+  void drop() {
+    for (void* p : blocks_) free(p);
+    blocks_.clear();
+  }
+
+ private:
+  std::vector<void*> blocks_;
+};
+
+// What a function writes to standard error.
+template <typename Body>
+std::string stderr_of(Body body) {
+  fflush(stderr);
+  char path[] = "/tmp/introspection_XXXXXX";
+  int file = mkstemp(path), saved = dup(2);
+  EXPECT_GE(file, 0);
+  unlink(path);
+  dup2(file, 2);
+  body();
+  fflush(stderr);
+  dup2(saved, 2);
+  close(saved);
+  std::string text(static_cast<size_t>(lseek(file, 0, SEEK_END)), '\0');
+  EXPECT_EQ(pread(file, &text[0], text.size(), 0), static_cast<ssize_t>(text.size()));
+  close(file);
+  return text;
+}
+
+TEST(Introspection, Mallinfo2FollowsTheProgram) {
+  struct mallinfo2 before = mallinfo2();
+  Load load;
+  struct mallinfo2 during = mallinfo2();
+  EXPECT_GE(during.uordblks, before.uordblks + kTotal * 9 / 10);
+  EXPECT_LE(during.uordblks, before.uordblks + kTotal * 13 / 10);
+  EXPECT_GE(during.arena + during.hblkhd, during.uordblks);
+  load.drop();
+  malloc_trim(0);
+  struct mallinfo2 after = mallinfo2();
+  EXPECT_LE(after.uordblks, before.uordblks + kTotal / 10);
+}
+
+TEST(Introspection, Mallinfo2CountsLargeBlocks) {
+  struct mallinfo2 before = mallinfo2();
+  void* p = malloc(256 << 20);
+  ASSERT_NE(p, nullptr);
+  struct mallinfo2 during = mallinfo2();
+  EXPECT_GE(during.uordblks + during.hblkhd, before.uordblks + before.hblkhd + (256 << 20));
+  free(p);
+  struct mallinfo2 after = mallinfo2();
+  EXPECT_LE(after.uordblks, before.uordblks + (16 << 20));
+}
+
+TEST(Introspection, MallinfoIsTheSameInInts) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  Load load;
+  struct mallinfo narrow = mallinfo();
+#pragma GCC diagnostic pop
+  struct mallinfo2 wide = mallinfo2();
+  EXPECT_GE(static_cast<size_t>(narrow.uordblks), kTotal * 9 / 10);
+  EXPECT_NEAR(static_cast<double>(narrow.uordblks), static_cast<double>(wide.uordblks), 1 << 20);
+}
+
+// Every element that opens also closes, in order.
+bool is_well_formed(const std::string& xml) {
+  std::vector<std::string> open;
+  for (size_t at = xml.find('<'); at != std::string::npos; at = xml.find('<', at + 1)) {
+    size_t end = xml.find('>', at);
+    if (end == std::string::npos) return false;
+    std::string tag = xml.substr(at + 1, end - at - 1);
+    std::string name = tag.substr(0, tag.find_first_of(" /", 1));
+    if (tag[0] == '?') continue;
+    if (tag[0] == '/') {
+      if (open.empty() || "/" + open.back() != tag) return false;
+      open.pop_back();
+    } else if (tag.back() != '/') {
+      open.push_back(name);
+    }
+  }
+  return open.empty() && xml.find("<malloc version=") != std::string::npos;
+}
+
+TEST(Introspection, MallocInfoIsXmlWithTrueFigures) {
+  std::string texts[2];
+  for (std::string& text : texts) {
+    static Load* load = nullptr;
+    if (&text == &texts[1]) load = new Load;
+    char* buffer = nullptr;
+    size_t length = 0;
+    FILE* stream = open_memstream(&buffer, &length);
+    ASSERT_EQ(malloc_info(0, stream), 0);
+    fclose(stream);
+    text.assign(buffer, length);
+    free(buffer);
+    delete load;
+    EXPECT_TRUE(is_well_formed(text)) << text;
+  }
+  EXPECT_NE(texts[0], texts[1]);
+  errno = 0;
+  EXPECT_NE(malloc_info(1, stdout), 0);
+}
+
+TEST(Introspection, MallocStatsHasTheLinePeopleParse) {
+  std::string text = stderr_of([] { malloc_stats(); });
+  EXPECT_NE(text.find("max mmap bytes"), std::string::npos) << text;
+  EXPECT_NE(text.find("hz3"), std::string::npos) << text;
+  EXPECT_NE(text.find("lane=" + hz3_test::lane()), std::string::npos) << text;
+}
+
+TEST(Introspection, MallocTrimReleasesAndSaysSo) {
+  malloc_trim(0);
+  long before = hz3_test::status_kb("RssAnon");
+  Load load;
+  EXPECT_GE(hz3_test::status_kb("RssAnon") - before, static_cast<long>(kTotal >> 10) * 9 / 10);
+  load.drop();
+  malloc_trim(0);
+  EXPECT_LE(hz3_test::status_kb("RssAnon") - before, static_cast<long>(kTotal >> 10) / 16);
+  // Nothing was used since: there is nothing to release.
+  malloc_trim(0);
+  EXPECT_EQ(malloc_trim(0), 0);
+}
+
+TEST(Introspection, MalloptAcceptsWhatItUnderstands) {
+  EXPECT_EQ(mallopt(M_ARENA_MAX, 1), 1);
+  EXPECT_EQ(mallopt(M_ARENA_MAX, 64), 1);
+  void* p = malloc(10);
+  EXPECT_NE(p, nullptr);
+  free(p);
+}
+
+// A JSON reader that only says whether the text is one value, strictly by the grammar.
+class Json {
+ public:
+  explicit Json(const std::string& text) : at_(text.c_str()) {}
+  bool valid() { return value() && (space(), *at_ == 0); }
+
+ private:
+  void space() { at_ += strspn(at_, " \t\r\n"); }
+  bool take(const char* token) {
+    space();
+    size_t length = strlen(token);
+    if (strncmp(at_, token, length) != 0) return false;
+    at_ += length;
+    return true;
+  }
+  bool string() {
+    if (!take("\"")) return false;
+    for (; *at_ != '"'; at_++) {
+      if (static_cast<unsigned char>(*at_) < 0x20) return false;
+      if (*at_ == '\\' && strchr("\"\\/bfnrtu", *++at_) == nullptr) return false;
+    }
+    at_++;
+    return true;
+  }
+  bool number() {
+    char* end;
+    if (*at_ != '-' && (*at_ < '0' || *at_ > '9')) return false;
+    strtod(at_, &end);
+    bool moved = end != at_;
+    at_ = end;
+    return moved;
+  }
+  bool list(const char* close, bool keyed) {
+    if (take(close)) return true;
+    do {
+      if (keyed && !(string() && take(":"))) return false;
+      if (!value()) return false;
+    } while (take(","));
+    return take(close);
+  }
+  bool value() {
+    space();
+    if (*at_ == '"') return string();
+    if (take("{")) return list("}", true);
+    if (take("[")) return list("]", false);
+    return take("true") || take("false") || take("null") || number();
+  }
+  const char* at_;
+};
+
+TEST(Introspection, StatsJsonParses) {
+  std::string text(1 << 16, '\0');
+  size_t length = hz3_stats_json(&text[0], text.size());
+  ASSERT_GT(length, 2u);
+  ASSERT_LT(length, text.size());
+  text.resize(length);
+  EXPECT_EQ(strlen(text.c_str()), length);
+  EXPECT_TRUE(Json(text).valid()) << text;
+  EXPECT_NE(text.find("lane=" + hz3_test::lane()), std::string::npos) << text;
+}
+
+// A small buffer is filled no further than it reaches, and the needed length is told.
+TEST(Introspection, StatsJsonRespectsItsBuffer) {
+  char buffer[64];
+  for (size_t size : {size_t{0}, size_t{1}, size_t{2}, size_t{17}, size_t{32}}) {
+    memset(buffer, 0x7f, sizeof buffer);
+    size_t length = hz3_stats_json(buffer, size);
+    EXPECT_GT(length, 32u);
+    for (size_t i = size; i < sizeof buffer; i++) ASSERT_EQ(buffer[i], 0x7f) << size << " at " << i;
+  }
+}
+
+TEST(Introspection, NothingIsPrintedUnasked) {
+  EXPECT_EQ(stderr_of([] {
+    Load load;
+    errno = 0;
+    volatile size_t huge = SIZE_MAX;
+    EXPECT_EQ(malloc(huge), nullptr);
+    free(malloc(100 << 20));
+    malloc_trim(0);
+  }), "");
+}
+
+}  // namespace

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory goes back: what the process holds after frees, across threads that only produce or only free, over dead
+// threads, and when idle. Every case runs in a fresh process, and checks its own figures there.
+#include <malloc.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/support/support.h"
+
+namespace {
+
+using hz3_test::Random;
+using hz3_test::now;
+using hz3_test::status_kb;
+
+long resident_kb() { return status_kb("RssAnon"); }
+
+// Says the figure and its limit in any case, so that a failure can be read from the log.
+void require_at_most(const char* what, long kb, long limit_kb) {
+  printf("%s: %ld kB, limit %ld kB\n", what, kb, limit_kb);
+  fflush(stdout);
+  REQUIRE(kb <= limit_kb);
+}
+
+void* touched(size_t size) {
+  void* p = malloc(size);
+  REQUIRE(p != nullptr);
+  memset(p, 1, size);
+  return p;
+}
+
+// The checked lane keeps a word for each object, and the words of spans that are gone for the next spans.
+const long kRecordsKb = hz3_test::lane() == "checked" ? 4096 : 0;
+
+// 240 MB of 600-byte blocks, held in memory that is not the allocator's business.
+constexpr size_t kSmall = 600;
+constexpr size_t kSmallCount = size_t{240} * 1000 * 1000 / kSmall;
+void* small_blocks[kSmallCount];
+
+template <typename Free>
+void free_and_wait(Free free_all) {
+  memset(small_blocks, 0, sizeof small_blocks);
+  long before = resident_kb();
+  for (void*& p : small_blocks) p = touched(kSmall);
+  long peak = resident_kb() - before;
+  REQUIRE(peak >= static_cast<long>(kSmallCount * kSmall >> 10));
+  free_all();
+  // Nobody calls the allocator meanwhile.
+  usleep(3000000);
+  require_at_most("after 3 s", resident_kb() - before, peak / 10 + kRecordsKb);
+  malloc_trim(0);
+  require_at_most("after malloc_trim", resident_kb() - before, 2048 + kRecordsKb);
+}
+
+void free_all_blocks() {
+  for (void* p : small_blocks) free(p);
+}
+
+SCENARIO(freed_in_order) { free_and_wait(free_all_blocks); }
+
+SCENARIO(freed_at_random) {
+  free_and_wait([] {
+    Random random(1);
+    for (size_t i = kSmallCount - 1; i > 0; i--) std::swap(small_blocks[i], small_blocks[random.below(i + 1)]);
+    free_all_blocks();
+  });
+}
+
+SCENARIO(freed_by_a_thread_that_stays) {
+  static std::atomic<bool> done{false};
+  free_and_wait([] {
+    std::thread([] {
+      free_all_blocks();
+      done = true;
+      pause();
+    }).detach();
+    while (!done) usleep(1000);
+  });
+}
+
+SCENARIO(freed_by_threads_that_end) {
+  free_and_wait([] {
+    for (size_t t = 0; t < 8; t++) {
+      std::thread([t] {
+        for (size_t i = t; i < kSmallCount; i += 8) free(small_blocks[i]);
+      }).join();
+    }
+  });
+}
+
+// One block in 16 stays, in dense neighbourhoods: what lies between them must go.
+SCENARIO(freed_but_for_neighbourhoods) {
+  memset(small_blocks, 0, sizeof small_blocks);
+  long before = resident_kb();
+  for (void*& p : small_blocks) p = touched(kSmall);
+  long peak = resident_kb() - before;
+  for (size_t i = 0; i < kSmallCount; i++) {
+    if (i / 4096 % 16 != 0) free(small_blocks[i]);
+  }
+  usleep(3000000);
+  require_at_most("after 3 s with a sixteenth alive", resident_kb() - before, peak / 16 + peak / 10);
+}
+
+// A ring between one thread that allocates and one that frees.
+constexpr size_t kRing = 4096;
+std::atomic<void*> ring[kRing];
+
+SCENARIO(ring_of_producer_and_consumer) {
+  static std::atomic<bool> stop{false};
+  memset(static_cast<void*>(ring), 0, sizeof ring);
+  std::thread producer([] {
+    for (size_t i = 0; !stop; i++) {
+      std::atomic<void*>& slot = ring[i % kRing];
+      void* p = malloc(400);
+      REQUIRE(p != nullptr);
+      *static_cast<size_t*>(p) = i;
+      while (slot.load(std::memory_order_acquire) != nullptr && !stop) sched_yield();
+      if (stop) return free(p);
+      slot.store(p, std::memory_order_release);
+    }
+  });
+  static std::atomic<size_t> passed{0};
+  std::thread consumer([] {
+    for (size_t i = 0; !stop; i++) {
+      std::atomic<void*>& slot = ring[i % kRing];
+      void* p;
+      while ((p = slot.load(std::memory_order_acquire)) == nullptr && !stop) sched_yield();
+      if (stop) return;
+      REQUIRE(*static_cast<size_t*>(p) == i);
+      slot.store(nullptr, std::memory_order_release);
+      free(p);
+      passed.store(i, std::memory_order_relaxed);
+    }
+  });
+  // The ring has been round many times before the first figure is taken.
+  while (passed < kRing * 50) usleep(1000);
+  long before = resident_kb();
+  double end = now() + hz3_test::seconds(3);
+  long most = 0;
+  while (now() < end) {
+    usleep(20000);
+    most = std::max(most, resident_kb() - before);
+  }
+  stop = true;
+  producer.join();
+  consumer.join();
+  printf("%zu blocks passed\n", passed.load());
+  REQUIRE(passed > kRing * 100);
+  require_at_most("growth", most, 2048);
+}
+
+// One thread allocates, another only frees; the freer stays `kQueue` blocks behind, so that what is alive is constant.
+template <typename Size>
+void require_bounded_peak(Size next_size) {
+  constexpr size_t kQueue = 100000, kAhead = 1000, kSlots = kQueue + kAhead;
+  static void* queue[kSlots];
+  static std::atomic<size_t> made{0}, freed{0};
+  static std::atomic<bool> stop{false};
+  memset(queue, 0, sizeof queue);
+  long before = resident_kb();
+  std::thread freer([] {
+    for (size_t i = 0;; i++) {
+      while (made.load(std::memory_order_acquire) < i + kQueue) {
+        if (stop) return;
+        sched_yield();
+      }
+      free(queue[i % kSlots]);
+      freed.store(i + 1, std::memory_order_release);
+    }
+  });
+  size_t live = 0;
+  long most = 0;
+  double end = now() + hz3_test::seconds(4);
+  for (size_t i = 0; now() < end; i++) {
+    while (i - freed.load(std::memory_order_acquire) >= kSlots) sched_yield();
+    void* p = touched(next_size());
+    if (i < kQueue) live += malloc_usable_size(p);
+    queue[i % kSlots] = p;
+    made.store(i + 1, std::memory_order_release);
+    if (i % 5000 == 0) most = std::max(most, resident_kb() - before);
+  }
+  stop = true;
+  freer.join();
+  printf("%zu blocks passed\n", made.load());
+  REQUIRE(made > kQueue * 4);
+  require_at_most("peak", most, static_cast<long>(live >> 10) * 12 / 10);
+}
+
+SCENARIO(thread_that_only_frees) {
+  require_bounded_peak([] { return size_t{400}; });
+}
+
+SCENARIO(thread_that_only_frees_mixed_sizes) {
+  static Random random(4);
+  require_bounded_peak([] { return 64 + static_cast<size_t>(random.below(1400)); });
+}
+
+// Each thread uses 2 MB and goes; half of the blocks are freed by the next thread.
+SCENARIO(dead_threads_are_reused) {
+  static std::vector<void*> inherited;
+  long early = 0;
+  for (int t = 0; t < 600; t++) {
+    std::thread([] {
+      std::vector<void*> mine;
+      Random random(6);
+      for (int i = 0; i < 2000; i++) mine.push_back(touched(100 + random.below(1800)));
+      for (void* p : inherited) free(p);
+      inherited.clear();
+      for (size_t i = 0; i < mine.size(); i++) {
+        if (i % 2) free(mine[i]);
+        else inherited.push_back(mine[i]);
+      }
+    }).join();
+    if (t == 100) early = resident_kb();
+  }
+  require_at_most("growth over 500 threads", resident_kb() - early, 2048);
+  require_at_most("in all", resident_kb(), 16 << 10);
+}
+
+SCENARIO(a_thousand_threads_with_little) {
+  constexpr int kThreads = 1000;
+  static std::atomic<int> arrived{0};
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, 64 << 10);
+  free(touched(1024));
+  long before = resident_kb();
+  for (int i = 0; i < kThreads; i++) {
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, &attributes, [](void*) -> void* {
+      touched(1024);
+      arrived++;
+      pause();
+      return nullptr;
+    }, nullptr) == 0);
+  }
+  while (arrived < kThreads) usleep(1000);
+  // Stack and thread descriptor are part of it: about 8 kB.
+  require_at_most("for each thread", (resident_kb() - before) / kThreads, hz3_test::lane() == "checked" ? 20 : 16);
+  _exit(0);
+}
+
+// 1 GiB of all sizes by four threads that stay, then silence.
+SCENARIO(burst_then_silence) {
+  constexpr int kThreads = 4;
+  static std::atomic<int> filled{0}, emptied{0};
+  static std::atomic<bool> release{false};
+  long before = resident_kb();
+  for (int t = 0; t < kThreads; t++) {
+    std::thread([t] {
+      Random random(static_cast<uint64_t>(t));
+      std::vector<void*> blocks;
+      for (size_t total = 0; total < (size_t{1} << 30) / kThreads;) {
+        uint64_t draw = random.below(100);
+        size_t size = draw < 80 ? 16 + random.below(2000) : draw < 98 ? 2000 + random.below(60000) : random.below(4000000);
+        blocks.push_back(touched(size));
+        total += size;
+      }
+      filled++;
+      while (!release) usleep(1000);
+      for (void* p : blocks) free(p);
+      std::vector<void*>().swap(blocks);
+      emptied++;
+      pause();
+    }).detach();
+  }
+  while (filled < kThreads) usleep(1000);
+  long peak = resident_kb() - before;
+  REQUIRE(peak > 1000 << 10);
+  release = true;
+  while (emptied < kThreads) usleep(1000);
+  usleep(5000000);
+  // The checked lane holds freed blocks back, in a quarantine of each thread.
+  long held_back_kb = hz3_test::lane() == "checked" ? 16384 : 0;
+  require_at_most("after 5 s", resident_kb() - before, peak / 20 + held_back_kb);
+  _exit(0);
+}
+
+class MemoryTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(MemoryTest, StaysWithinItsLimit) {
+  std::string output;
+  std::string outcome = hz3_test::run_scenario(GetParam(), 60, &output);
+  printf("%s", output.c_str());
+  EXPECT_EQ(outcome, "exit 0");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MemoryTest,
+                         testing::Values("freed_in_order", "freed_at_random", "freed_by_a_thread_that_stays",
+                                         "freed_by_threads_that_end", "freed_but_for_neighbourhoods",
+                                         "ring_of_producer_and_consumer", "thread_that_only_frees",
+                                         "thread_that_only_frees_mixed_sizes", "dead_threads_are_reused",
+                                         "a_thousand_threads_with_little", "burst_then_silence"),
+                         [](const testing::TestParamInfo<const char*>& info) { return std::string(info.param); });
+
+// Preloaded, for a program that links the allocator also brings the C++ runtime, which is as large again.
+TEST(MemoryTest, IdleProcessIsSmall) {
+  const char *idle = getenv("HZ3_IDLE"), *library = getenv("HZ3_LIBRARY");
+  ASSERT_TRUE(idle != nullptr && library != nullptr);
+  char path[4096];
+  ASSERT_NE(realpath(library, path), nullptr);
+  std::string output;
+  ASSERT_EQ(hz3_test::run_program(20, {"/usr/bin/env", std::string("LD_PRELOAD=") + path, idle}, &output), "exit 0");
+  EXPECT_GT(atol(output.c_str()), 100);
+  EXPECT_LE(atol(output.c_str()), 2048) << output;
+}
+
+}  // namespace

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// fork while other threads allocate and do stdio: the child allocates, frees the parent's blocks, starts threads and
+// forks again; from several threads at once, from a signal handler, with atfork handlers that allocate; vfork and spawn.
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/support/churn.h"
+#include "tests/support/support.h"
+
+namespace {
+
+using hz3_test::Cell;
+using hz3_test::Churn;
+using hz3_test::Random;
+using hz3_test::now;
+using hz3_test::run_child;
+using hz3_test::scaled;
+using hz3_test::seconds;
+
+std::vector<Cell*> make_cells(uint64_t seed, int count) {
+  Random random(seed);
+  std::vector<Cell*> cells;
+  for (int i = 0; i < count; i++) cells.push_back(Cell::make(random));
+  return cells;
+}
+
+void drop_cells(std::vector<Cell*>& cells) {
+  for (Cell* cell : cells) Cell::drop(cell);
+  cells.clear();
+}
+
+// What a child does with the heap it inherited.
+void use_heap(uint64_t number, std::vector<Cell*> inherited) {
+  drop_cells(inherited);
+  std::vector<Cell*> own = make_cells(number, 100);
+  if (number % 4 == 0) {
+    std::thread([&own, number] {
+      drop_cells(own);
+      own = make_cells(number + 1, 100);
+    }).join();
+  }
+  FILE* file = fopen("/dev/null", "w");
+  REQUIRE(file != nullptr);
+  fprintf(file, "%s %d\n", "child", 5);
+  fclose(file);
+  if (number % 8 == 0) {
+    REQUIRE(run_child(20, [number] {
+      std::vector<Cell*> again = make_cells(number + 2, 100);
+      drop_cells(again);
+    }) == "exit 0");
+  }
+  drop_cells(own);
+}
+
+TEST(Fork, ChildUsesTheHeapWhileOthersAllocate) {
+  Churn churn(3);
+  double end = now() + seconds(4);
+  long done = 0;
+  for (; done < scaled(2000) && now() < end; done++) {
+    std::vector<Cell*> cells = make_cells(static_cast<uint64_t>(done), 60);
+    ASSERT_EQ(run_child(30, [&] { use_heap(static_cast<uint64_t>(done), cells); }), "exit 0") << "fork " << done;
+    drop_cells(cells);
+  }
+  RecordProperty("forks", static_cast<int>(done));
+  EXPECT_GE(done, 10);
+}
+
+TEST(Fork, FromSeveralThreadsAtOnce) {
+  Churn churn(1);
+  std::atomic<int> failures{0};
+  std::vector<std::thread> threads;
+  double end = now() + seconds(3);
+  for (uint64_t t = 0; t < 3; t++) {
+    threads.emplace_back([&failures, t, end] {
+      for (uint64_t i = 0; i < 400 && now() < end; i++) {
+        std::vector<Cell*> cells = make_cells(t * 1000 + i, 30);
+        failures += run_child(30, [&] { use_heap(t * 1000 + i, cells); }) != "exit 0";
+        drop_cells(cells);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(failures, 0);
+}
+
+// A chain of generations, each forked by a thread that its parent never had at start.
+TEST(Fork, GenerationsOfThreadedParents) {
+  std::function<void(int)> generation = [&](int depth) {
+    Churn churn(2);
+    if (depth == 0) return;
+    std::thread([&] {
+      std::vector<Cell*> cells = make_cells(static_cast<uint64_t>(depth), 50);
+      REQUIRE(run_child(60, [&] {
+        drop_cells(cells);
+        generation(depth - 1);
+      }) == "exit 0");
+      drop_cells(cells);
+    }).join();
+  };
+  for (int i = 0; i < 10; i++) EXPECT_EQ(run_child(100, [&] { generation(6); }), "exit 0");
+}
+
+// The child of a threaded parent lives on and must not grow: what other threads had cached is not lost for ever.
+TEST(Fork, LongLivedChildDoesNotGrow) {
+  Churn churn(3);
+  EXPECT_EQ(run_child(60, [] {
+    long before = 0;
+    for (int round = 0; round < 60; round++) {
+      std::vector<Cell*> cells = make_cells(9, 2000);
+      std::thread([&] { drop_cells(cells); }).join();
+      if (round == 20) before = hz3_test::status_kb("RssAnon");
+    }
+    REQUIRE(hz3_test::status_kb("RssAnon") - before < 8192);
+  }), "exit 0");
+}
+
+std::atomic<int> forked_in_handler;
+
+void fork_in_handler(int) {
+  int saved = errno;
+  pid_t pid = fork();
+  if (pid == 0) {
+    Random random(1);
+    for (int i = 0; i < 50; i++) Cell::drop(Cell::make(random));
+    _exit(0);
+  }
+  int status = -1;
+  double deadline = now() + 30;
+  while (waitpid(pid, &status, WNOHANG) == 0) {
+    if (now() > deadline) {
+      kill(pid, SIGKILL);
+      waitpid(pid, &status, 0);
+      REQUIRE(!"child of a fork in a signal handler hangs");
+    }
+  }
+  REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  forked_in_handler++;
+  errno = saved;
+}
+
+// The interrupted thread computes or waits; the others are inside the allocator and stdio at that moment.
+TEST(Fork, InsideASignalHandler) {
+  sigset_t alarm_only, old;
+  sigemptyset(&alarm_only);
+  sigaddset(&alarm_only, SIGALRM);
+  pthread_sigmask(SIG_BLOCK, &alarm_only, &old);
+  {
+    Churn churn(3);
+    signal(SIGALRM, fork_in_handler);
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    // One signal at a time: on a slow machine a periodic timer would leave no time between two forks.
+    double end = now() + seconds(2);
+    while (now() < end) {
+      struct itimerval once = {{0, 0}, {0, 2000}};
+      int before = forked_in_handler;
+      setitimer(ITIMER_REAL, &once, nullptr);
+      while (forked_in_handler == before) {}
+    }
+    pthread_sigmask(SIG_BLOCK, &alarm_only, nullptr);
+    signal(SIGALRM, SIG_DFL);
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  }
+  EXPECT_GE(forked_in_handler, 5);
+}
+
+// Three sets of handlers: registered before any constructor, among the first of them, and in the test, as different
+// libraries do. Each keeps a block over the fork.
+std::atomic<bool> handlers_active{false};
+std::atomic<int> prepared, in_parent;
+
+template <int kSet>
+struct Handlers {
+  static thread_local void* held;
+
+  static void prepare() {
+    if (!handlers_active) return;
+    prepared++;
+    free(malloc(200000));
+    held = malloc(300);
+    memset(held, 1, 300);
+  }
+  static void parent() {
+    if (!handlers_active) return;
+    in_parent++;
+    free(held);
+    free(malloc(77));
+  }
+  static void child() {
+    if (!handlers_active) return;
+    held = realloc(held, 5000);
+    free(malloc(1 << 20));
+    free(held);
+  }
+  static void install() { pthread_atfork(prepare, parent, child); }
+};
+
+template <int kSet>
+thread_local void* Handlers<kSet>::held;
+
+void install_first() { Handlers<0>::install(); }
+__attribute__((section(".preinit_array"), used)) void (*const install_first_of_all)() = install_first;
+__attribute__((constructor(101))) void install_early() { Handlers<1>::install(); }
+
+TEST(Fork, HandlersThatAllocate) {
+  Handlers<2>::install();
+  handlers_active = true;
+  {
+    Churn churn(3);
+    for (uint64_t i = 0; i < 150; i++) {
+      std::vector<Cell*> cells = make_cells(i, 20);
+      ASSERT_EQ(run_child(30, [&] { use_heap(i, cells); }), "exit 0");
+      drop_cells(cells);
+    }
+  }
+  handlers_active = false;
+  EXPECT_GE(prepared, 450);
+  EXPECT_EQ(prepared, in_parent);
+}
+
+TEST(Fork, VforkSpawnSystemPopen) {
+  Churn churn(2);
+  char* arguments[] = {const_cast<char*>("true"), nullptr};
+  for (int i = 0; i < 60; i++) {
+    int status = -1;
+    pid_t pid = vfork();
+    if (pid == 0) {
+      execv("/bin/true", arguments);
+      _exit(1);
+    }
+    ASSERT_EQ(waitpid(pid, &status, 0), pid);
+    ASSERT_EQ(status, 0);
+    ASSERT_EQ(posix_spawn(&pid, "/bin/true", nullptr, nullptr, arguments, environ), 0);
+    ASSERT_EQ(waitpid(pid, &status, 0), pid);
+    ASSERT_EQ(status, 0);
+    ASSERT_EQ(system("exit 0"), 0);
+    FILE* pipe = popen("echo popen", "r");
+    ASSERT_NE(pipe, nullptr);
+    char text[16] = "";
+    ASSERT_NE(fgets(text, sizeof text, pipe), nullptr);
+    ASSERT_STREQ(text, "popen\n");
+    ASSERT_EQ(pclose(pipe), 0);
+  }
+}
+
+// The vfork child shares the parent's memory: what it allocates before exec is the parent's to free.
+TEST(Fork, VforkChildMayAllocate) {
+  Churn churn(2);
+  static void* volatile made;
+  for (int i = 0; i < 200; i++) {
+    pid_t pid = vfork();
+    if (pid == 0) {
+      made = malloc(1000);
+      _exit(0);
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(pid, &status, 0), pid);
+    ASSERT_EQ(status, 0);
+    ASSERT_NE(made, nullptr);
+    memset(made, 1, 1000);
+    free(made);
+  }
+}
+
+}  // namespace
