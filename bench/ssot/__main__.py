@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry point of `python -m bench.ssot`.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import sys
+
+from bench.ssot.cli import main
+
+sys.exit(main(sys.argv[1:]))

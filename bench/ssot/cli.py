@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command line of the benchmark tool.
+
+Called by: __main__. Owns: the options and the course of one measurement.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import secrets
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+from bench.ssot import (
+    ab,
+    allocators,
+    attribute,
+    compare,
+    details,
+    explain,
+    gate,
+    history,
+    machine,
+    places,
+    programs,
+    record,
+    registry,
+    report,
+    results,
+    stats,
+    terminal,
+)
+from bench.ssot.allocators import Allocator
+from bench.ssot.errors import UserError
+from bench.ssot.runner import Plan, Session
+
+COMMANDS = {
+    "compare": compare,
+    "history": history,
+    "explain": explain,
+    "record": record,
+    "attribute": attribute,
+}
+# size -> (most rounds, seconds after which no new round starts, seconds for noisy cells)
+EFFORT = {
+    registry.QUICK: (15, 42.0, 5.0),
+    registry.DEFAULT: (15, 200.0, 15.0),
+    registry.FULL: (30, 0.0, 600.0),
+}
+
+EXAMPLE = """examples:
+  bazel run //bench:ssot --config=scale                  the default table, at most 5 minutes
+  bazel run //bench:ssot -- --quick                      a first answer within a minute
+  bazel run //bench:ssot -- --filter 'mt_remote/t8' --peers all --rounds 10
+  bazel run //bench:ssot -- --ab large_cache=off --gate 'guard>=-1%,main>=+3%'
+  bazel run //bench:ssot -- --ab rev=HEAD~3 --quick      the checkout against an old revision
+  .venv/bin/python -m bench.ssot --lib mine=/tmp/libmine.so --peers system --quick
+
+further commands, each with --help: """ + ", ".join(COMMANDS)
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="ssot",
+        description="Measures allocators against each other and says how sure it is.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    size = p.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="a few cases, at most 60 s")
+    size.add_argument("--full", action="store_true", help="every case, 30 rounds: hours")
+    p.add_argument("--list", action="store_true", help="list the cases and end")
+    p.add_argument("--filter", default="", metavar="REGEX", help="cases whose name matches")
+    p.add_argument("--threads", default="", metavar="1,8", help="only cases with these threads")
+    p.add_argument("--rounds", type=int, default=0, metavar="N", help="exactly N timed rounds")
+    p.add_argument("--peers", metavar="NAMES", help=f"system, {', '.join(allocators.PEERS)}, all or "
+                   f"none (default {allocators.DEFAULT_PEERS}; with --ab none)")
+    p.add_argument("--lib", action="append", default=[], metavar="NAME=PATH",
+                   help="measure this library instead of hz3 (may be repeated)")
+    p.add_argument("--lanes", default="", metavar="fast,scale",
+                   help="lanes of hz3, side by side (default: the one of --config)")
+    p.add_argument("--ab", default="", metavar="NAME=VALUE",
+                   help="hz3 with this build setting against hz3 without; or rev=OLD[..NEW]")
+    p.add_argument("--gate", default="", metavar="'guard>=-1%%'",
+                   help="bounds on geometric means over matching cases; exit status 3 if broken")
+    p.add_argument("--no-control", action="store_true", help="leave the A/A control out")
+    p.add_argument("--no-details", action="store_true",
+                   help="leave the separate latency, memory and syscall runs out")
+    p.add_argument("--seed", type=int, default=0, help="order of the runs (default: a new one)")
+    p.add_argument("--out", default="", metavar="DIR", help="where the result folder is made")
+    p.add_argument("--resume", default="", metavar="FOLDER", help="continue an interrupted run; "
+                   "give the same options again")
+    p.add_argument("--allow-busy", action="store_true", help="measure on a busy machine too")
+    p.add_argument("--bazel", default="bazel", metavar="CMD", help="Bazel, with startup options")
+    return p
+
+
+def _measured_allocators(options: argparse.Namespace, folder: Path) -> list[Allocator]:
+    peers = options.peers
+    if options.ab:
+        if options.lib:
+            raise UserError("--ab builds hz3 itself: leave --lib out")
+        lane = options.lanes or allocators.lanes("")[0].lane
+        terminal.console.print(f"building hz3-{lane} twice")
+        found = ab.pair(options.ab, options.bazel, lane, folder)
+        if found[0].sha256 == found[1].sha256:
+            terminal.console.print("[yellow]both builds are byte for byte the same[/]")
+    else:
+        found = allocators.subjects(options.lib, options.lanes)
+        peers = peers or allocators.DEFAULT_PEERS
+    found += allocators.peers(
+        peers or "none", lambda labels: places.build_peers(options.bazel, labels)
+    )
+    if not options.no_control:
+        found.append(allocators.control_of(found[0]))
+    names = [a.name for a in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two allocators are called '{name}': rename one of the --lib")
+    return found + allocators.floors()
+
+
+def _size(options: argparse.Namespace) -> str:
+    return registry.QUICK if options.quick else registry.FULL if options.full else registry.DEFAULT
+
+
+def _plan(options: argparse.Namespace, folder: Path) -> Plan:
+    size = _size(options)
+    try:
+        threads = [int(t) for t in options.threads.split(",") if t]
+    except ValueError as e:
+        raise UserError(f"--threads '{options.threads}': write numbers, as in 1,8") from e
+    cases, missing = programs.present(registry.select(size, options.filter, threads))
+    for line in missing:
+        terminal.console.print(line, highlight=False)
+    rounds, budget_s, _ = EFFORT[size]
+    return Plan(
+        seed=results.planned_seed(folder) if options.resume else options.seed
+        or secrets.randbelow(2**31),
+        size=size,
+        rounds=options.rounds or rounds,
+        budget_s=0.0 if options.rounds else budget_s,
+        cases=[c for c in cases if not c.memory],
+        allocators=_measured_allocators(options, folder),
+    )
+
+
+def _folder(options: argparse.Namespace, sha: str) -> Path:
+    if options.resume:
+        return Path(options.resume)
+    stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
+    base = Path(options.out).expanduser() if options.out else places.ROOT
+    return base / f"hz3_ssot_{sha.rstrip('+')}_{stamp}"
+
+
+def facts() -> dict[str, str]:
+    """Machine and revision; `git` ends in '+' when the checkout has uncommitted changes."""
+    sha = places.git("rev-parse", "--short", "HEAD") or "unknown"
+    dirty = "+" if places.git("status", "--porcelain", "--untracked-files=no") else ""
+    date = datetime.now().astimezone().isoformat(timespec="seconds")
+    return {"git": sha + dirty, "date": date, **machine.describe()}
+
+
+def _quiet(allow_busy: bool) -> str:
+    if allow_busy:
+        return "not checked (--allow-busy)"
+    readings = machine.check_quiet(say=terminal.console.print)
+    return f"others used {readings['foreign_cpus']} processors"
+
+
+def rerun_noisy(session: Session, seconds: float) -> None:
+    """More rounds for every case in which some cell scatters, within the time given."""
+    plan = session.plan
+    rivals = [a for a in plan.allocators if a.role != allocators.FLOOR]
+    noisy = [
+        case
+        for case in plan.cases
+        if any(stats.noisy(list(session.measured(case, a.name).values())) for a in rivals)
+    ]
+    cells = [(c, a) for c in noisy for a in rivals if (c.name, a.name) not in session.broken]
+    if cells and seconds and not session.interrupted:
+        first = max(s.round for s in session.samples) + 1
+        with terminal.RoundProgress(plan, "noisy cells again") as step:
+            session.rerun(
+                cells, itertools.count(first), time.monotonic() + seconds,
+                lambda number, *rest: step(plan.rounds, *rest),
+            )
+
+
+def measure(options: argparse.Namespace) -> int:
+    """The default command: one invocation from plan to report. Returns the exit status."""
+    gates = gate.parse(options.gate)
+    size = _size(options)
+    if options.list:
+        terminal.print_cases(registry.select(size, options.filter or ".", []), size)
+        return 0
+    known = facts()
+    folder = _folder(options, known["git"])
+    plan = _plan(options, folder)
+    # Last, when everything that could be wrong with the options is known to be right.
+    known["quiet"] = _quiet(options.allow_busy)
+    session = Session(folder, plan, known)
+    session.start(resume=bool(options.resume))
+    terminal.console.print(
+        f"{len(session.plan.cases)} cases × {len(session.plan.allocators)} allocators, "
+        f"order seed {session.plan.seed}, results in {folder}", highlight=False, soft_wrap=True,
+    )
+    with terminal.RoundProgress(session.plan, "timing") as step:
+        session.run(step)
+    rerun_noisy(session, EFFORT[size][2] if not options.rounds else 0.0)
+    more: list[dict] = []
+    if not options.no_details and not session.interrupted:
+        more = details.run(session, options.filter, terminal.console.print)
+    return finish(session, more, gates)
+
+
+def finish(session: Session, more: list[dict], gates: list[gate.Gate]) -> int:
+    """Writes every file of the folder, prints the table; status 1 when a cell failed."""
+    result = results.build(session, more)
+    results.write(session.folder, result)
+    report.write(session.folder, result)
+    terminal.print_result(result)
+    verdicts = [gate.check(g, result) for g in gates] if not session.interrupted else []
+    for passed, text in verdicts:
+        word = "[green]GO[/]" if passed else "[red]NO-GO[/]"
+        terminal.console.print(f"{word} {text}", highlight=False)
+    if session.interrupted:
+        terminal.console.print(f"interrupted; continue with --resume {session.folder}")
+    terminal.console.print(f"results: {session.folder}/report.html", highlight=False, soft_wrap=True)
+    if session.interrupted:
+        return 130
+    if any(not passed for passed, _ in verdicts):
+        return gate.NO_GO
+    return 1 if any(c["error"] for c in result["cells"] + result["details"]) else 0
+
+
+def _command(name: str, argv: list[str]) -> int:
+    module = COMMANDS[name]
+    p = argparse.ArgumentParser(
+        prog=f"ssot {name}",
+        description=module.__doc__.splitlines()[0],
+        epilog=module.EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(p)
+    return module.run(p.parse_args(argv))
+
+
+def main(argv: list[str]) -> int:
+    """Runs the tool; errors the user can fix are one line on stderr and status 2."""
+    try:
+        if argv and argv[0] in COMMANDS:
+            return _command(argv[0], argv[1:])
+        return measure(_parser().parse_args(argv))
+    except UserError as e:
+        print(f"ssot: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("ssot: interrupted before anything was measured", file=sys.stderr)
+        return 130

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The separate runs that must not disturb the timed ones: tails, memory after the frees, syscalls.
+
+Called by: cli, explain. Owns: details.jsonl of the session folder.
+Needs: strace for the syscall counts; without it that part is left out and said so.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Callable
+
+from bench.ssot import places, registry
+from bench.ssot.allocators import CONTROL, FLOOR, Allocator
+from bench.ssot.registry import Case
+from bench.ssot.runner import Session, launch, run_case
+
+LATENCY, SETTLE, SYSCALLS, MEMORY = "latency", "settle", "syscalls", "memory"
+SETTLE_S = 3
+QUANTILES = ("p10", "p25", "p50", "p75", "p90", "p95", "p99", "p99.9", "p99.99", "max")
+# Sleeping processes do not disturb each other, so the waiting runs go side by side.
+SIDE_BY_SIDE = 4
+
+
+def parse_strace(text: str) -> dict[str, int]:
+    """Calls by name from the table of `strace -c`."""
+    calls = {}
+    for line in text.splitlines():
+        match = re.match(r"\s*[\d.]+\s+[\d.]+\s+\d+\s+(\d+)\s+(?:\d+\s+)?(\w+)$", line)
+        if match and match[2] != "total":
+            calls[match[2]] = int(match[1])
+    return calls
+
+
+def parse_trace(output: str, tag: str) -> list[list[float]]:
+    """`[TAG] s:kib s:kib ...` as [[seconds, KiB], ...]."""
+    for line in output.splitlines():
+        if line.startswith(f"[{tag}] "):
+            return [[float(x) for x in point.split(":")] for point in line.split()[1:]]
+    return []
+
+
+def _latency(case: Case, size: str, allocator: Allocator) -> dict:
+    sample = run_case(case, ["--latency", *case.args(size)], allocator, 0)
+    curves = {
+        op: [sample.metrics.get(f"latency.{op}.{q}_ns") for q in QUANTILES]
+        for op in ("malloc", "free")
+    }
+    return {"error": sample.error, "clock_ns": sample.metrics.get("latency.malloc.clock_ns")} | curves
+
+
+def _settle(case: Case, size: str, allocator: Allocator) -> dict:
+    sample = run_case(case, ["--settle", str(SETTLE_S), *case.args(size)], allocator, 0)
+    keys = ("peak_rss_kib", "end_rss_kib", "settled_rss_kib")
+    return {"error": sample.error} | {k: sample.metrics.get(f"resources.{k}") for k in keys}
+
+
+def _memory(case: Case, size: str, allocator: Allocator) -> dict:
+    sample = run_case(case, case.args(size), allocator, 0, sample_ms=50)
+    trace = parse_trace(sample.output, "RSS_TRACE") or parse_trace(
+        sample.output, "RSS_LIVE_TRACE"
+    ) or [[ms / 1e3, kib] for ms, kib in sample.trace]
+    return {"error": sample.error, "trace": trace, "metrics": sample.metrics}
+
+
+def syscalls(case: Case, size: str, allocator: Allocator) -> dict:
+    """System calls by name of one run, threads included."""
+    with tempfile.NamedTemporaryFile("r", suffix=".strace") as table:
+        settings = [w for k, v in allocator.child_env().items() for w in ("-E", f"{k}={v}")]
+        strace = [str(shutil.which("strace")), "-f", "-c", "-o", table.name, *settings]
+        program = [str(places.built(f"bench/workloads/{case.program}")), *case.args(size)]
+        # strace itself runs on the system's malloc; only its child is preloaded.
+        bare = replace(allocator, path="", env={})
+        output, _, _, error = launch([*strace, *program], bare)
+        if "cannot be preloaded" in output:
+            error = "the preload did not take effect"
+        return {"error": error, "calls": parse_strace(table.read())}
+
+
+MEASURES: dict[str, Callable[[Case, str, Allocator], dict]] = {
+    LATENCY: _latency,
+    SETTLE: _settle,
+    SYSCALLS: syscalls,
+    MEMORY: _memory,
+}
+
+
+def wanted(size: str, pattern: str) -> list[tuple[str, Case]]:
+    """(kind, case) of every detail run: the marked cases, or all that --filter selects."""
+    if size == registry.QUICK:
+        return []
+    cases = registry.select(registry.FULL, pattern, [])
+    if not pattern and size == registry.DEFAULT:
+        cases = [c for c in cases if c.details or c.memory]
+    found = [(MEMORY, c) for c in cases if c.memory]
+    for case in cases:
+        if case.memory or case.is_real:
+            continue
+        found.append((SETTLE, case))
+        if shutil.which("strace"):
+            found.append((SYSCALLS, case))
+        if case.has_latency:
+            found.append((LATENCY, case))
+    return found
+
+
+def run(session: Session, pattern: str, say: Callable[[str], None]) -> list[dict]:
+    """All detail runs that are not in details.jsonl yet; Ctrl-C keeps what is done."""
+    file = session.folder / "details.jsonl"
+    done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    have = {(d["kind"], d["case"], d["allocator"]) for d in done}
+    size = session.plan.size
+    jobs = [
+        (kind, case, allocator)
+        for kind, case in wanted(size, pattern)
+        for allocator in session.plan.allocators
+        if allocator.role not in (CONTROL, FLOOR) and (kind, case.name, allocator.name) not in have
+    ]
+
+    def measure(job: tuple[str, Case, Allocator]) -> None:
+        kind, case, allocator = job
+        detail = {"kind": kind, "case": case.name, "allocator": allocator.name}
+        detail |= MEASURES[kind](case, size, allocator)
+        done.append(detail)
+        with file.open("a") as f:
+            f.write(json.dumps(detail) + "\n")
+
+    try:
+        for kind in (LATENCY, MEMORY, SYSCALLS, SETTLE):
+            mine = [job for job in jobs if job[0] == kind]
+            if mine:
+                say(f"{kind}: {len(mine)} separate runs")
+            with ThreadPoolExecutor(SIDE_BY_SIDE if kind == SETTLE else 1) as pool:
+                list(pool.map(measure, mine))
+    except KeyboardInterrupt:
+        session.interrupted = True
+    if not shutil.which("strace") and size != registry.QUICK:
+        say("no syscall counts: install the package strace")
+    return done

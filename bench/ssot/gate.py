@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GO/NO-GO conditions from the command line: --gate 'guard>=-1%,main>=+3%'.
+
+Called by: cli. Owns: nothing.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.ssot.errors import UserError
+
+_GATE = re.compile(r"^(?:(?P<peer>[\w.:=+-]+)@)?(?P<cases>[^<>]+?)(?P<op>>=|<=)(?P<percent>[+-]?[\d.]+)%$")
+NO_GO = 3  # exit status
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Bound on the geometric mean of the cases that match; `bound` is a ratio (1.03 for +3 %)."""
+
+    text: str
+    peer: str
+    cases: str
+    at_least: bool
+    bound: float
+
+
+def parse(spec: str) -> list[Gate]:
+    """'[PEER@]CASES>=PERCENT%' parts separated by commas; CASES is a regular expression or 'all'."""
+    gates = []
+    for part in (p.strip() for p in spec.split(",") if p.strip()):
+        match = _GATE.match(part)
+        if not match:
+            raise UserError(f"--gate '{part}': write it like guard>=-1% or tcmalloc@main>=+3%")
+        try:
+            re.compile(match["cases"])
+        except re.error as e:
+            raise UserError(f"--gate '{part}': '{match['cases']}' is no regular expression") from e
+        gates.append(
+            Gate(part, match["peer"] or "", match["cases"].strip(), match["op"] == ">=",
+                 1.0 + float(match["percent"]) / 100.0)
+        )
+    return gates
+
+
+def default_peer(result: dict) -> str:
+    """The first peer that is not the system's malloc, or the only one."""
+    peers = [a["name"] for a in result["allocators"] if a["role"] == "peer"]
+    if not peers:
+        raise UserError("--gate needs a peer to compare with: add --peers")
+    return next((p for p in peers if p != "system"), peers[0])
+
+
+def check(gate: Gate, result: dict) -> tuple[bool, str]:
+    """(passed, one line of explanation). A failed cell among the cases fails the gate."""
+    peer = gate.peer or default_peer(result)
+    subject = next(a["name"] for a in result["allocators"] if a["role"] == "subject")
+    pattern = "." if gate.cases == "all" else gate.cases
+    found = [
+        c
+        for c in result["comparisons"]
+        if (c["subject"], c["peer"]) == (subject, peer) and re.search(pattern, c["case"])
+    ]
+    failed = [
+        c["case"]
+        for c in result["cells"]
+        if c["error"] and c["allocator"] in (subject, peer) and re.search(pattern, c["case"])
+    ]
+    if failed:
+        return False, f"{gate.text}: {failed[0]} failed"
+    if not found:
+        raise UserError(f"--gate '{gate.text}': no measured case of {peer} matches")
+    mean = float(np.exp(np.mean([np.log(c["ratio"]) for c in found])))
+    passed = mean >= gate.bound if gate.at_least else mean <= gate.bound
+    return passed, f"{gate.text}: {mean - 1:+.2%} over {len(found)} cases against {peer}"

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""report.html and report.md of a result folder.
+
+Called by: cli, compare, history. Owns: templates/.
+Invariant: the page is one file; it loads nothing, neither from the network nor from disk.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from bench.ssot import plots
+from bench.ssot.terminal import si
+
+_environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=jinja2.select_autoescape(["html.j2"], default=False),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+)
+_environment.filters["si"] = si
+_environment.filters["mib"] = lambda kib: "–" if kib is None else f"{kib / 1024:.1f}"
+
+
+def render(template: str, **values) -> str:
+    """A page or text from a template of the folder templates/."""
+    return _environment.get_template(template).render(**values)
+
+
+def _rows(result: dict) -> list[dict]:
+    """One row per (case, subject), the worst ratio first."""
+    cells = {(c["case"], c["allocator"]): c for c in result["cells"]}
+    rows: dict[tuple[str, str], dict] = {}
+    for c in result["comparisons"]:
+        key = (c["case"], c["subject"])
+        row = rows.setdefault(key, {"cell": cells[key], "against": {}})
+        row["against"][c["peer"]] = c
+    return sorted(rows.values(), key=lambda r: min(c["ratio"] for c in r["against"].values()))
+
+
+def _summary(result: dict) -> list[dict]:
+    """Geometric mean and counts of verdicts for every (subject, peer)."""
+    found = []
+    for m in result["geometric_means"]:
+        verdicts = [
+            c["verdict"]
+            for c in result["comparisons"]
+            if (c["subject"], c["peer"]) == (m["subject"], m["peer"])
+        ]
+        counts = {word: verdicts.count(word) for word in ("WIN", "TIE", "LOSS", "FEW")}
+        found.append({**m, **counts, "cases": len(verdicts)})
+    return found
+
+
+def _details(result: dict, kind: str) -> dict[str, list[dict]]:
+    by_case: dict[str, list[dict]] = {}
+    for d in result["details"]:
+        if d["kind"] == kind:
+            by_case.setdefault(d["case"], []).append(d)
+    order = [a["name"] for a in result["allocators"]]
+    for found in by_case.values():
+        found.sort(key=lambda d: order.index(d["allocator"]))
+    return by_case
+
+
+def _values(result: dict) -> dict:
+    latency = _details(result, "latency")
+    return {
+        "result": result,
+        "rows": _rows(result),
+        "summary": _summary(result),
+        "peers": [a["name"] for a in result["allocators"] if a["role"] == "peer"],
+        "compared": [a for a in result["allocators"] if a["role"] in ("subject", "peer")],
+        "settle": _details(result, "settle"),
+        "syscalls": _details(result, "syscalls"),
+        "latency": latency,
+        "memory": _details(result, "memory"),
+        "cells": {(c["case"], c["allocator"]): c for c in result["cells"]},
+        "failed": [c for c in result["cells"] if c["error"]]
+        + [d for d in result["details"] if d["error"]],
+    }
+
+
+def write(folder: Path, result: dict) -> None:
+    """Writes report.html and report.md into the folder."""
+    values = _values(result)
+    pairs = [(m["subject"], m["peer"]) for m in result["geometric_means"]]
+    forests = [
+        {"subject": s, "peer": p, "svg": Markup(plots.forest(result, s, p))} for s, p in pairs
+    ]
+    drawn = {
+        "scatter": plots.scatter(result),
+        "scaling": plots.scaling(result),
+        "traces": plots.traces(result),
+        "latency_curves": plots.latency(result),
+        "heat_map": plots.heat_map(result),
+    }
+    pictures = {name: Markup(svg) for name, svg in drawn.items()}
+    page = render("report.html.j2", forests=forests, **pictures, **values)
+    (folder / "report.html").write_text(page)
+    (folder / "report.md").write_text(render("report.md.j2", **values))
+
+
+def record(result: dict, options, folder: str) -> str:
+    """Text of a decision record; `options` carries the answers of `ssot record`."""
+    values = _values(result)
+    runs = [c["runs"] for c in result["cells"] if not c["error"]]
+    span = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
+    return render("record.md.j2", o=options, folder=folder, runs=span, **values)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns the samples of a session into cells, comparisons and the files of the result folder.
+
+Called by: cli, ab, report. Owns: the schema of results.json (SCHEMA) and results.tsv.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from bench.ssot import stats
+from bench.ssot.allocators import CONTROL, FLOOR, PEER, SUBJECT
+from bench.ssot.errors import UserError
+from bench.ssot.registry import Case
+from bench.ssot.runner import WARM_UP, Session
+
+SCHEMA = "hz3.ssot/1"
+
+
+def _floor_ns(session: Session, case: Case) -> float | None:
+    """Nanoseconds per op of the harness itself, at its least disturbed; None without a floor."""
+    rates = list(session.measured(case, case.floor).values())
+    return 1e9 / max(rates) if rates else None
+
+
+def _cell(session: Session, case: Case, allocator: str, floor_ns: float | None) -> dict:
+    """Medians of one (case, allocator); rates per second, times in ns, memory in KiB."""
+    rounds = session.measured(case, allocator)
+    kept = [
+        s
+        for s in session.samples
+        if s.case == case.name and s.allocator == allocator and (s.round != WARM_UP or not s.ok)
+    ]
+    cell: dict = {"case": case.name, "allocator": allocator, "runs": len(rounds), "error": ""}
+    if not rounds:
+        cell["error"] = next((s.error for s in kept if s.error), "not run")
+        return cell
+    rates = list(rounds.values())
+    ns = 1e9 / float(np.median(rates))
+    cell["rate"] = float(np.median(rates))
+    cell["cv"] = stats.cv(rates)
+    cell["noisy"] = stats.noisy(rates)
+    if case.metric == "ops/s":
+        cell["ns_per_op"] = ns
+        if floor_ns is not None:
+            cell["floor_ns_per_op"] = floor_ns
+            cell["allocator_ns_per_op"] = ns - floor_ns
+    for key in kept[0].resources:
+        cell[key] = float(np.median([s.resources[key] for s in kept if key in s.resources]))
+    return cell
+
+
+def compare_all(session: Session, subject: str, peer: str) -> list[stats.Comparison]:
+    """One judged family: the subject against the peer in every case that both finished."""
+    found = []
+    for case in session.plan.cases:
+        mine, theirs = session.measured(case, subject), session.measured(case, peer)
+        common = sorted(mine.keys() & theirs.keys())
+        if common:
+            pairs = [(mine[r], theirs[r]) for r in common]
+            found.append(
+                stats.compare_pairs(case.name, subject, peer, pairs, session.plan.seed & 0x7FFFFFFF)
+            )
+    stats.judge(found)
+    return found
+
+
+def build(session: Session, details: list[dict] | None = None) -> dict:
+    """The content of results.json."""
+    plan = session.plan
+    by_role = {
+        role: [a.name for a in plan.allocators if a.role == role]
+        for role in (SUBJECT, PEER, CONTROL)
+    }
+    cells = []
+    for case in plan.cases:
+        floor_ns = _floor_ns(session, case)
+        for allocator in plan.allocators:
+            if allocator.role != FLOOR:
+                cells.append(_cell(session, case, allocator.name, floor_ns))
+    pairs = [(s, p) for s in by_role[SUBJECT] for p in by_role[PEER]]
+    families = [compare_all(session, s, p) for s, p in pairs]
+    control = [
+        c for name in by_role[CONTROL] for c in compare_all(session, by_role[SUBJECT][0], name)
+    ]
+    means = []
+    for (subject, peer), family in zip(pairs, families):
+        if family:
+            mean, low, high = stats.geometric_mean(family)
+            means.append(dict(subject=subject, peer=peer, ratio=mean, low=low, high=high))
+    return {
+        "schema": SCHEMA,
+        "facts": session.facts,
+        "plan": plan.fingerprint(),
+        "interrupted": session.interrupted,
+        "allocators": [a.as_dict() for a in plan.allocators],
+        "cases": [
+            dict(name=c.name, stresses=c.stresses, args=c.sizes[plan.size], unit=c.unit,
+                 metric=c.metric, higher_is_better=c.higher_is_better, threads=c.threads)
+            for c in plan.cases
+        ],
+        "cells": cells,
+        "comparisons": [c.as_dict() for family in families for c in family],
+        "geometric_means": means,
+        "control": [c.as_dict() for c in control],
+        "control_verdict": control_verdict(control),
+        "details": details or [],
+        "samples": [
+            dict(case=s.case, allocator=s.allocator, round=s.round, error=s.error,
+                 metrics=s.metrics, resources=s.resources)
+            for s in session.samples
+        ],
+    }
+
+
+def control_verdict(control: list[stats.Comparison]) -> str:
+    """TIE when the same library against itself shows no difference anywhere."""
+    judged = [c for c in control if c.verdict != "FEW"]
+    if not judged:
+        return "none"
+    return "TIE" if all(c.verdict == "TIE" for c in judged) else "DIFFERENT"
+
+
+TSV_COLUMNS = (
+    "case allocator runs rate cv ns_per_op allocator_ns_per_op peak_rss_kib minor_faults "
+    "major_faults voluntary_switches involuntary_switches error"
+).split()
+
+
+def write(folder: Path, result: dict) -> None:
+    """Writes results.json and results.tsv into the folder."""
+    (folder / "results.json").write_text(json.dumps(result, indent=1) + "\n")
+    rows = ["\t".join(TSV_COLUMNS)]
+    for cell in result["cells"]:
+        rows.append("\t".join(_tsv(cell.get(column, "")) for column in TSV_COLUMNS))
+    (folder / "results.tsv").write_text("\n".join(rows) + "\n")
+
+
+def _tsv(value) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def read(folder: Path) -> dict:
+    """results.json of a folder, its schema checked."""
+    file = folder / "results.json" if folder.is_dir() else folder
+    try:
+        result = json.loads(file.read_text())
+    except (OSError, ValueError) as e:
+        raise UserError(f"{file} is not a result of this tool: {e}") from e
+    if result.get("schema") != SCHEMA:
+        raise UserError(f"{file} has schema {result.get('schema')}, this tool reads {SCHEMA}")
+    return result
+
+
+def planned_seed(folder: Path) -> int:
+    """The order seed of an interrupted session."""
+    try:
+        return json.loads((folder / "plan.json").read_text())["plan"]["seed"]
+    except (OSError, ValueError, KeyError) as e:
+        raise UserError(f"--resume {folder}: no plan.json of this tool in there") from e

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of paired benchmark samples: ratios, intervals, verdicts, means.
+
+Called by: results, compare, report. Owns: nothing, pure functions.
+Every ratio is subject / peer of a rate, so above 1 the subject is faster.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Sequence
+
+import numpy as np
+from scipy import stats as sps
+
+CONFIDENCE = 0.95
+MIN_EFFECT = 0.01  # relative; smaller differences are called TIE however certain they are
+MIN_PAIRS = 5  # below this no verdict is given: bursts of noise outlast three rounds
+FAMILY_ALPHA = 0.01  # chance of even one false WIN or LOSS in a table of equal libraries
+NOISY_CV = 0.05
+RESAMPLES = 2000
+TRIM, TRIM_FROM = 0.2, 8  # share cut off at either end, once there are this many pairs
+
+
+@dataclass
+class Comparison:
+    """Subject against peer in one case. `ratio`, `low`, `high`: subject rate / peer rate."""
+
+    case: str
+    subject: str
+    peer: str
+    pairs: int
+    ratio: float
+    low: float
+    high: float
+    p_value: float
+    p_adjusted: float = 1.0
+    verdict: str = "FEW"
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+def cv(values: Sequence[float]) -> float:
+    """Coefficient of variation (standard deviation / mean) of rates; 0 for fewer than two."""
+    if len(values) < 2:
+        return 0.0
+    return float(np.std(values, ddof=1) / np.mean(values))
+
+
+def noisy(values: Sequence[float]) -> bool:
+    """True when the samples of one cell scatter by more than NOISY_CV."""
+    return cv(values) > NOISY_CV
+
+
+def bootstrap_interval(values: np.ndarray, statistic, seed: int) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of `statistic` over `values` (any unit)."""
+    if len(values) < 2 or np.ptp(values) == 0:
+        return float(np.min(values)), float(np.max(values))
+    result = sps.bootstrap(
+        (values,),
+        statistic,
+        n_resamples=RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        vectorized=True,
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def paired_p_value(logs: np.ndarray) -> float:
+    """Two-sided p that the centre of the log ratios is 0: a paired t test, from TRIM_FROM
+    pairs on of trimmed means, so that a round disturbed by the machine does not hide an effect."""
+    count = len(logs)
+    if count < 2 or np.ptp(logs) == 0:
+        return 0.0 if count >= MIN_PAIRS and logs[0] != 0 else 1.0
+    if count < TRIM_FROM:
+        return float(sps.ttest_1samp(logs, 0.0).pvalue)
+    cut = int(TRIM * count)
+    error = float(sps.mstats.trimmed_stde(logs, limits=(TRIM, TRIM)))
+    if error == 0:
+        return 0.0 if np.median(logs) != 0 else 1.0
+    t = float(sps.trim_mean(logs, TRIM)) / error
+    return float(2 * sps.t.sf(abs(t), count - 2 * cut - 1))
+
+
+def compare_pairs(
+    case: str, subject: str, peer: str, pairs: Sequence[tuple[float, float]], seed: int = 1
+) -> Comparison:
+    """Compares rates measured in the same rounds; `pairs` are (subject, peer) rates."""
+    logs = np.log(np.array([s / p for s, p in pairs], dtype=float))
+    low, high = bootstrap_interval(logs, np.median, seed)
+    return Comparison(
+        case=case,
+        subject=subject,
+        peer=peer,
+        pairs=len(pairs),
+        ratio=float(np.exp(np.median(logs))),
+        low=float(np.exp(low)),
+        high=float(np.exp(high)),
+        p_value=paired_p_value(logs),
+    )
+
+
+def judge(comparisons: Sequence[Comparison]) -> None:
+    """Sets adjusted p values and verdicts of one family (one subject against one peer).
+
+    Holm's correction over the cells of the family keeps the chance of even one false WIN or
+    LOSS among them at FAMILY_ALPHA, so that an A/A control reads TIE in 19 of 20 invocations
+    with near certainty.
+    """
+    order = sorted(comparisons, key=lambda c: c.p_value)
+    running = 0.0
+    for rank, c in enumerate(order):
+        running = max(running, min(1.0, c.p_value * (len(order) - rank)))
+        c.p_adjusted = running
+        if c.pairs < MIN_PAIRS:
+            c.verdict = "FEW"
+        elif c.low <= 1.0 <= c.high or abs(c.ratio - 1.0) < MIN_EFFECT or running >= FAMILY_ALPHA:
+            c.verdict = "TIE"
+        else:
+            c.verdict = "WIN" if c.ratio > 1.0 else "LOSS"
+
+
+def geometric_mean(comparisons: Sequence[Comparison], seed: int = 1) -> tuple[float, float, float]:
+    """Geometric mean of the ratios and its 95 % bootstrap interval over the cases."""
+    logs = np.log([c.ratio for c in comparisons])
+    low, high = bootstrap_interval(logs, np.mean, seed)
+    return float(np.exp(np.mean(logs))), float(np.exp(low)), float(np.exp(high))
+
+
+def change_points(values: Sequence[float], min_effect: float = 0.03) -> list[int]:
+    """Indices at which a series of rates shifts level (binary segmentation, Welch's t test)."""
+    logs = np.log(np.asarray(values, dtype=float))
+    found: list[int] = []
+    _segment(logs, 0, min_effect, found)
+    return sorted(found)
+
+
+def _segment(logs: np.ndarray, offset: int, min_effect: float, found: list[int]) -> None:
+    best, best_p = 0, 1.0
+    for cut in range(2, len(logs) - 1):
+        left, right = logs[:cut], logs[cut:]
+        if abs(left.mean() - right.mean()) < min_effect:
+            continue
+        if np.ptp(left) == 0 and np.ptp(right) == 0:
+            p = 0.0
+        else:
+            p = float(sps.ttest_ind(left, right, equal_var=False).pvalue)
+        if p < best_p:
+            best, best_p = cut, p
+    # Every cut was a chance to be fooled: Bonferroni over the cuts tried.
+    if best and best_p * max(1, len(logs) - 3) < 0.05:
+        _segment(logs[:best], offset, min_effect, found)
+        found.append(offset + best)
+        _segment(logs[best:], offset + best, min_effect, found)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user sees in the terminal: progress, the verdict table, the list of cases.
+
+Called by: cli, ab. Owns: nothing.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bench.ssot.allocators import Allocator
+from bench.ssot.registry import Case
+from bench.ssot.runner import Plan
+
+# Into a pipe or a file, rich would fold the table at 80 columns.
+console = Console(width=None if os.isatty(1) else 160)
+STYLE = {"WIN": "green", "LOSS": "red", "TIE": "yellow", "FEW": "dim"}
+
+
+class RoundProgress:
+    """A bar over cells on a terminal; one line per round elsewhere."""
+
+    def __init__(self, plan: Plan, title: str):
+        self.cells = len(plan.cases) * len(plan.allocators)
+        self.rounds, self.budget_s = plan.rounds, plan.budget_s
+        self.title, self.last_round, self.done = title, -1, 0
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console,
+            transient=True, disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task(title, total=self.cells * (plan.rounds + 1))
+
+    def __enter__(self) -> Callable[[int, Case, Allocator, float], None]:
+        self.bar.start()
+        return self._step
+
+    def __exit__(self, *_) -> None:
+        self.bar.stop()
+
+    def _step(self, number: int, case: Case, allocator: Allocator, elapsed_s: float) -> None:
+        what = "warm-up" if number == 0 else f"round {number} of at most {self.rounds}"
+        if not console.is_terminal and number != self.last_round:
+            console.print(f"{self.title}: {what} ({elapsed_s:.0f} s)", highlight=False)
+        self.last_round = number
+        share = elapsed_s / self.budget_s if self.budget_s else 0.0
+        done = max(self.done / (self.cells * (self.rounds + 1)), share)
+        self.bar.update(
+            self.task,
+            completed=done * self.cells * (self.rounds + 1),
+            description=f"{self.title}: {what}  {case.name}  {allocator.name}",
+        )
+        self.done += 1
+
+
+def si(value: float) -> str:
+    """12345678 -> '12.3M'."""
+    for limit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def _verdict(comparison: dict | None, intervals: bool) -> str:
+    if comparison is None:
+        return "[dim]-[/]"
+    c = comparison
+    span = f" [dim]\\[{c['low']:.3f}–{c['high']:.3f}][/]" if intervals else ""
+    style = STYLE[c["verdict"]]
+    return f"[{style}]{c['ratio']:.3f}{span} [{style}]{c['verdict']}[/][/]"
+
+
+def print_result(result: dict) -> None:
+    """The verdict table, worst row first, then geometric means and the control."""
+    cells = {(c["case"], c["allocator"]): c for c in result["cells"]}
+    compared: dict[tuple[str, str], dict[str, dict]] = {}
+    for c in result["comparisons"]:
+        compared.setdefault((c["case"], c["subject"]), {})[c["peer"]] = c
+    peers = [a["name"] for a in result["allocators"] if a["role"] == "peer"]
+    subjects = [a["name"] for a in result["allocators"] if a["role"] == "subject"]
+    table = Table(title="subject ÷ peer (above 1: the subject is faster), worst first")
+    for heading in ("case", "subject"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("rate", "alloc ns/op", "CV", "peak RSS MiB"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for peer in peers:
+        table.add_column(f"vs {peer}", no_wrap=True)
+    for key in sorted(compared, key=lambda k: min(c["ratio"] for c in compared[k].values())):
+        cell = cells[key]
+        own = cell.get("allocator_ns_per_op", cell.get("ns_per_op"))
+        table.add_row(
+            *key,
+            si(cell["rate"]) + "/s",
+            "-" if own is None else f"{own:.1f}",
+            f"[red]{cell['cv']:.1%} noisy[/]" if cell["noisy"] else f"{cell['cv']:.1%}",
+            f"{cell['peak_rss_kib'] / 1024:.1f}",
+            *(_verdict(compared[key].get(p), len(peers) <= 3) for p in peers),
+        )
+    if compared:
+        console.print(table)
+    _print_footer(result, subjects)
+
+
+def _print_footer(result: dict, subjects: list[str]) -> None:
+    for m in result["geometric_means"]:
+        console.print(
+            f"geometric mean {m['subject']} ÷ {m['peer']}: [bold]{m['ratio']:.3f}[/] "
+            f"\\[{m['low']:.3f}–{m['high']:.3f}]",
+            highlight=False,
+        )
+    if result["control_verdict"] != "none":
+        style = "green" if result["control_verdict"] == "TIE" else "red"
+        console.print(
+            f"A/A control ({subjects[0]} against itself): [{style}]{result['control_verdict']}[/]"
+        )
+    for a in result["allocators"]:
+        if a["note"]:
+            console.print(f"[dim]{a['name']} {a['note']}[/]")
+    for cell in result["cells"]:
+        if cell["error"]:
+            console.print(
+                f"[red]FAILED[/] {cell['case']} under {cell['allocator']}: {cell['error']}",
+                markup=True, highlight=False,
+            )
+
+
+def print_cases(cases: list[Case], size: str) -> None:
+    """The table of --list."""
+    table = Table(title=f"{len(cases)} cases, arguments of size '{size}'")
+    for heading in ("case", "sets", "program and arguments", "unit", "what it stresses"):
+        table.add_column(heading)
+    for c in cases:
+        sets = ",".join(s for s in ("quick", "default", "full") if s in c.sets)
+        table.add_row(c.name, sets, f"{c.program} {c.sizes[size]}", c.unit, c.stresses)
+    console.print(table)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report in a real browser: no console message, every plot drawn, both themes, phone width.
+
+Needs: Debian's chromium for the browser part; it is skipped with that name when missing.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+from bench.ssot import report
+from bench.ssot.tests import fixture
+
+PLOTS = ["forest-1", "forest-2", "forest-3", "forest-4", "heat-map", "scatter", "scaling", "traces",
+         "latency"]
+# Leaves what the browser made of the page in the page itself, where --dump-dom shows it.
+PROBE = """<script>
+const boxes = [...document.querySelectorAll("figure[id] svg")].map(s => {
+  const b = s.getBoundingClientRect(); return [s.closest("figure").id, b.width, b.height]; });
+document.body.dataset.probe = JSON.stringify({boxes,
+  wide: document.documentElement.scrollWidth - window.innerWidth,
+  paper: getComputedStyle(document.body).backgroundColor});
+</script>"""
+
+
+class Page(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.folder = Path(cls.temporary.name)
+        report.write(cls.folder, fixture.result(cls.folder))
+        cls.html = (cls.folder / "report.html").read_text()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.temporary.cleanup()
+
+    def test_it_is_one_file_that_loads_nothing(self):
+        loaded = re.findall(r'(?:src|href)="([^"#]+)"', self.html)
+        self.assertEqual([x for x in loaded if not x.startswith("data:")], [])
+        self.assertNotIn("@import", self.html)
+        self.assertNotIn("<script", self.html)
+
+    def test_ids_are_unique(self):
+        ids = re.findall(r'\bid="([^"]+)"', self.html)
+        self.assertEqual(len(ids), len(set(ids)))
+
+    def test_text_from_results_is_escaped(self):
+        self.assertIn("a note &lt;with&gt; markup", self.html)
+
+    def test_markdown_has_one_row_per_cell_and_the_verdicts(self):
+        text = (self.folder / "report.md").read_text()
+        result = json.loads((self.folder / "results.json").read_text())
+        rows = re.findall(r"^\| [\w/]+ \| hz3-(?:fast|scale) \|", text, re.M)
+        self.assertEqual(len(rows), 2 * len(result["cases"]))
+        self.assertIn("WIN", text)
+        self.assertIn("A/A control: **TIE**", text)
+
+    def _browse(self, width: int, *flags: str) -> dict:
+        page = self.folder / f"probe{width}{len(flags)}.html"
+        page.write_text(self.html.replace("</body>", PROBE + "</body>"))
+        done = subprocess.run(
+            ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+             f"--user-data-dir={self.folder}/profile", "--enable-logging=stderr",
+             "--host-resolver-rules=MAP * ~NOTFOUND", f"--window-size={width},900", *flags,
+             "--dump-dom", page.as_uri()],
+            capture_output=True, text=True, timeout=200, check=False,
+            start_new_session=True,
+        )
+        console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        self.assertEqual(console, [])
+        probe = re.search(r'data-probe="([^"]+)"', done.stdout)
+        self.assertIsNotNone(probe, done.stderr[-2000:])
+        return json.loads(probe[1].replace("&quot;", '"'))
+
+    @unittest.skipUnless(shutil.which("chromium"), "install the package chromium")
+    def test_every_plot_is_drawn_on_a_desk_and_on_a_phone(self):
+        for width in (1280, 500):
+            probe = self._browse(width)
+            drawn = {name: (w, h) for name, w, h in probe["boxes"]}
+            self.assertEqual(sorted(drawn), sorted(PLOTS))
+            for name, (w, h) in drawn.items():
+                self.assertGreater(min(w, h), 150, name)
+            self.assertLessEqual(probe["wide"], 0, "the page scrolls sideways")
+
+    @unittest.skipUnless(shutil.which("chromium"), "install the package chromium")
+    def test_dark_theme_is_dark(self):
+        light = self._browse(1000)["paper"]
+        dark = self._browse(1001, "--blink-settings=preferredColorScheme=0")["paper"]
+        self.assertGreater(min(map(int, re.findall(r"\d+", light))), 200)
+        self.assertLess(max(map(int, re.findall(r"\d+", dark))), 60)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runner believes nothing that it did not see: loading, exits, self-checks, environment.
+
+Needs: //bench:launch, the workloads and libplanted.so, as run_test.sh provides them.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import io
+import os
+import shutil
+import signal
+import tempfile
+import unittest
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+from rich.console import Console
+
+from bench.ssot import (
+    allocators, cli, gate, machine, places, registry, results, runner, terminal,
+)
+from bench.ssot.allocators import PEER, SUBJECT
+from bench.ssot.errors import UserError
+
+PLANTED = places.built("bench/libplanted.so").resolve()
+TINY = replace(
+    registry.by_name("tiny"),
+    sizes={s: "iters=3000000 ws=400 min=16 max=256" for s in ("quick", "default", "full")},
+    program="random_mixed",
+    floor="",
+)
+
+
+def planted(name: str = "planted", role: str = SUBJECT, **faults: int) -> allocators.Allocator:
+    """libplanted.so with the faults given in PLANTED_ variables."""
+    env = {f"PLANTED_{k}": str(v) for k, v in faults.items()}
+    return allocators.load(name, PLANTED, role, env)
+
+
+class Trust(unittest.TestCase):
+    def run_tiny(self, allocator: allocators.Allocator) -> runner.Sample:
+        return runner.run_case(TINY, TINY.args("quick"), allocator, 1)
+
+    def test_a_good_library_is_believed(self):
+        sample = self.run_tiny(planted())
+        self.assertEqual(sample.error, "")
+        self.assertGreater(sample.metrics["ops/s"], 1e4)
+
+    def test_a_library_that_ld_so_ignores_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / "libforeign.so"
+            data = bytearray(PLANTED.read_bytes())
+            data[18] ^= 0xFF  # e_machine: a library of another processor
+            copy.write_bytes(data)
+            sample = self.run_tiny(allocators.Allocator("x", SUBJECT, str(copy)))
+        self.assertIn("the preload did not take effect", sample.error)
+
+    def test_a_library_that_is_not_preloaded_is_refused(self):
+        class Silent(allocators.Allocator):
+            def child_env(self):
+                return {}
+
+        sample = self.run_tiny(Silent("x", SUBJECT, str(PLANTED)))
+        self.assertIn("the preload did not take effect", sample.error)
+
+    def test_a_child_killed_in_the_middle_is_a_failure(self):
+        sample = self.run_tiny(planted(KILL=30))
+        self.assertEqual(sample.error, f"killed by signal {int(signal.SIGKILL)}")
+
+    def test_an_exit_status_is_a_failure(self):
+        self.assertIn("exit status 7", self.run_tiny(planted(EXIT=7)).error)
+
+    def test_a_missing_result_line_is_a_failure(self):
+        case = replace(TINY, metric="no/s")
+        sample = runner.run_case(case, case.args("quick"), allocators.system(), 1)
+        self.assertIn("no 'no/s='", sample.error)
+
+    def test_too_many_fallbacks_are_refused(self):
+        case = registry.by_name("mt_remote/t2/r90/guard")
+        args = "threads=2 iters=200000 ws=400 min=16 max=64 remote_pct=90 ring_slots=2".split()
+        sample = runner.run_case(case, args, allocators.system(), 1)
+        self.assertIn("raise ring_slots", sample.error)
+
+    def test_a_run_without_end_is_ended(self):
+        _, _, _, error = runner.launch(["/bin/sleep", "60"], allocators.system(), timeout_s=0.3)
+        self.assertEqual(error, "no end after 0 s")
+
+    def test_a_library_without_malloc_is_refused(self):
+        libc_part = Path("/proc/self/maps").read_text().split()
+        libm = next(w for w in libc_part if "/libm.so" in w or "/libm-" in w or "/libz.so" in w)
+        with self.assertRaisesRegex(UserError, "does not define malloc"):
+            allocators.load("x", libm, SUBJECT)
+
+
+class Child(unittest.TestCase):
+    def test_environment_is_exactly_what_is_meant(self):
+        os.environ["SSOT_LEAK"] = "1"
+        for allocator in (allocators.system(), planted(SPIN=0)):
+            output, _, _, error = runner.launch(["/usr/bin/env"], allocator)
+            self.assertEqual(error, "")
+            seen = dict(line.split("=", 1) for line in output.splitlines())
+            self.assertEqual(seen, {**allocators.BASE_ENV, **allocator.child_env()})
+
+    def test_peak_memory_is_the_childs_and_not_the_tools(self):
+        _, account, _, _ = runner.launch(["/bin/true"], allocators.system())
+        self.assertLess(account["peak_rss_kib"], 8 * 1024)
+        self.assertGreater(account["minor_faults"], 0)
+
+    def test_resident_size_is_sampled_over_time(self):
+        _, _, trace, _ = runner.launch(["/bin/sleep", "0.3"], allocators.system(), sample_ms=20)
+        self.assertGreater(len(trace), 5)
+        self.assertGreater(max(kib for _, kib in trace), 100)
+
+
+class Sessions(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        short = {s: "iters=1000000 ws=100 min=16 max=256" for s in ("quick", "default", "full")}
+        cases = [replace(TINY, name=n, sizes=short) for n in ("one", "two")]
+        self.plan = runner.Plan(
+            5, "quick", 6, 0.0, cases, [planted("mine"), replace(allocators.system(), role=PEER)]
+        )
+        self.facts = {k: "x" for k in ("git", "cpu", "kernel", "glibc", "governor")}
+
+    def session(self) -> runner.Session:
+        return runner.Session(self.folder, self.plan, self.facts)
+
+    def test_orders_are_permutations_that_keep_pairs_together(self):
+        seen = set()
+        for number in range(6):
+            order = [(c.name, a.name) for c, a in self.plan.order(number)]
+            self.assertEqual(len(set(order)), 4)
+            self.assertEqual(order[0][0], order[1][0])
+            self.assertEqual(order, [(c.name, a.name) for c, a in self.plan.order(number)])
+            seen.add(tuple(order))
+        self.assertGreater(len(seen), 1)
+
+    def test_an_interrupted_run_keeps_its_samples_and_is_resumed(self):
+        steps = []
+
+        def interrupt(*_):
+            steps.append(1)
+            if len(steps) == 10:
+                raise KeyboardInterrupt
+
+        first = self.session()
+        first.start(resume=False)
+        first.run(interrupt)
+        self.assertTrue(first.interrupted)
+        self.assertEqual(len(first.samples), 9)
+        self.assertTrue(results.build(first)["interrupted"])
+
+        second = self.session()
+        second.start(resume=True)
+        second.run(lambda *_: None)
+        cells = [(s.case, s.allocator, s.round) for s in second.samples]
+        self.assertEqual(len(cells), 7 * 4)
+        self.assertEqual(len(set(cells)), 7 * 4)
+
+    def test_a_resume_with_another_library_is_refused(self):
+        self.session().start(resume=False)
+        self.plan.allocators[0] = replace(self.plan.allocators[0], sha256="other")
+        with self.assertRaisesRegex(UserError, "changed"):
+            self.session().start(resume=True)
+
+    def test_a_killed_cell_fails_and_is_never_fast(self):
+        self.plan.cases = [replace(TINY, name="one")]
+        self.plan.allocators[0] = planted("mine", KILL=30)
+        session = self.session()
+        session.start(resume=False)
+        session.run(lambda *_: None)
+        result = results.build(session)
+        failed = [c for c in result["cells"] if c["error"]]
+        self.assertEqual([(c["case"], c["allocator"]) for c in failed], [("one", "mine")])
+        self.assertIn("killed by signal", failed[0]["error"])
+        self.assertNotIn("rate", failed[0])
+        self.assertEqual(result["comparisons"], [])
+        self.assertEqual(result["geometric_means"], [])
+
+    def test_logs_begin_with_the_header(self):
+        session = self.session()
+        session.start(resume=False)
+        session.run(lambda *_: None)
+        logs = sorted(self.folder.glob("logs/*.log"))
+        self.assertEqual(len(logs), 4)
+        first = logs[0].read_text().splitlines()[0]
+        self.assertTrue(first.startswith("[BENCH-HEADER] git=x "))
+        for field in "lane flags lib lib_sha256 lib_version runs iters ws size bench args name " \
+                     "preload cpu kernel glibc governor".split():
+            self.assertIn(f" {field}=", first)
+        self.assertEqual(logs[0].read_text().count("# round="), 7)
+
+
+class CommandLine(unittest.TestCase):
+    def tool(self, *arguments: str) -> tuple[int, str, str]:
+        """(exit status, stdout, stderr) of the command line, run in this process."""
+        out, err = io.StringIO(), io.StringIO()
+        shown = Console(file=out, width=160)
+        with redirect_stdout(out), redirect_stderr(err), mock.patch.object(terminal, "console", shown):
+            try:
+                status = cli.main(list(arguments))
+            except SystemExit as e:
+                status = e.code
+        return status, out.getvalue(), err.getvalue()
+
+    def test_what_the_user_can_fix_is_one_line(self):
+        for arguments, words in (
+            (["--lib", "x=/no/such.so"], "not found"),
+            (["--lib", "x"], "write --lib name="),
+            (["--filter", "nosuchcase", "--lib", f"x={PLANTED}"], "unknown case"),
+            (["--filter", "(", "--lib", f"x={PLANTED}"], "not a regular expression"),
+            (["--peers", "nosuchpeer", "--lib", f"x={PLANTED}"], "unknown peer"),
+            (["--gate", "guard"], "write it like"),
+            (["--lib", f"x={PLANTED}", "--lib", f"x={PLANTED}", "--peers", "system"], "two allocators"),
+            (["explain", "nosuchcase"], "unknown case"),
+            (["history", "/nonexistent"], "no results.json"),
+        ):
+            status, _, err = self.tool(*arguments)
+            self.assertEqual(status, 2, arguments)
+            self.assertIn(words, err)
+            self.assertEqual(len(err.strip().splitlines()), 1, err)
+
+    def test_a_busy_machine_is_an_error_that_says_what_to_do(self):
+        with mock.patch.object(machine, "foreign_load", lambda: 0.7):
+            with self.assertRaisesRegex(UserError, "stop other work or pass --allow-busy"):
+                machine.check_quiet(patience_s=0)
+
+    def test_every_command_has_help_with_an_example(self):
+        for command in ([], ["compare"], ["history"], ["explain"], ["record"], ["attribute"]):
+            status, out, _ = self.tool(*command, "--help")
+            self.assertEqual(status, 0)
+            self.assertIn("example", out)
+
+    def test_a_whole_small_run(self):
+        with tempfile.TemporaryDirectory() as folder:
+            status, out, err = self.tool(
+                "--lib", f"mine={PLANTED}", "--peers", "system", "--quick", "--filter", "^tiny$",
+                "--rounds", "5", "--allow-busy", "--out", folder, "--gate", "tiny>=-99%")
+            self.assertEqual(status, 0, out + err)
+            self.assertIn("GO tiny>=-99%", out)
+            made = next(Path(folder).iterdir())
+            self.assertRegex(made.name, r"^hz3_ssot_\w+_\d{8}_\d{6}$")
+            names = {f.name for f in made.iterdir()}
+            self.assertLessEqual({"results.json", "results.tsv", "report.html", "report.md", "logs"}, names)
+            status, out, _ = self.tool(
+                "--lib", f"mine={PLANTED}", "--peers", "system", "--quick", "--filter", "^tiny$",
+                "--rounds", "5", "--allow-busy", "--out", folder, "--gate", "tiny>=+900%")
+            self.assertEqual(status, gate.NO_GO, out)
+
+
+if __name__ == "__main__":
+    unittest.main()

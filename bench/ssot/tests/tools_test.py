@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parsers, gates, registry, comparison, history and records, on given text and invented results.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import argparse
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from bench.ssot import (
+    ab, attribute, compare, details, explain, gate, history, places, programs, record, registry,
+    results, runner,
+)
+from bench.ssot.errors import UserError
+from bench.ssot.tests import fixture
+
+CALLGRIND = """\
+positions: line
+events: Ir
+ob=(1) /b/work
+fl=(1) ???
+fn=(1) main
+0 50
+cob=(2) /l/libx.so
+cfi=(2) ???
+cfn=(2) tc_malloc
+calls=10 0
+0 300
+cob=(2)
+cfn=(3) free
+calls=5 0
+0 100
+
+ob=(2)
+fn=(2)
+0 200
+cfn=(4) slow
+calls=2 0
+0 100
+0 40
+
+fn=(4)
+0 100
+"""
+
+STRACE = """\
+% time     seconds  usecs/call     calls    errors syscall
+------ ----------- ----------- --------- --------- ----------------
+ 60.00    0.000123           1       123           mmap
+ 40.00    0.000050           5        10         2 openat
+------ ----------- ----------- --------- --------- ----------------
+100.00    0.000173           1       133         2 total
+"""
+
+
+class Parsers(unittest.TestCase):
+    def test_result_lines(self):
+        text = ("[BENCH_ARGS] threads=2 iters=9\nmt_remote: threads=2 ops=10 ops/s=5.50\n"
+                "[EFFECTIVE_REMOTE] target=50.0% actual=49.9% fallback_rate=0.25%\n"
+                "[LATENCY] op=free count=3 p50_ns=12.5\nother: ops/s=1\nnot a line\n")
+        found = runner.parse_output(text, "mt_remote")
+        self.assertEqual(found["ops/s"], 5.5)
+        self.assertEqual(found["effective_remote.fallback_rate"], 0.25)
+        self.assertEqual(found["latency.free.p50_ns"], 12.5)
+
+    def test_callgrind(self):
+        aliases = {"tc_malloc": "malloc", "malloc": "malloc", "free": "free"}
+        profile = attribute.parse_callgrind(CALLGRIND, "/b/work", "/l/libx.so", aliases)
+        self.assertEqual(profile.entry, {"malloc": (10, 300), "free": (5, 100)})
+        self.assertEqual(profile.per_call("malloc"), 30.0)
+        self.assertEqual(profile.own, {"tc_malloc": 240, "slow": 100})
+        self.assertIsNone(profile.per_call("calloc"))
+
+    def test_strace_and_perf_and_traces(self):
+        self.assertEqual(details.parse_strace(STRACE), {"mmap": 123, "openat": 10})
+        perf = "5000,,instructions:u,10,100.00,,\n<not supported>,,cycles:u,0,100.00,,\n"
+        self.assertEqual(attribute.parse_perf(perf), {"instructions:u": 5000.0})
+        trace = details.parse_trace("[RSS_TRACE] 0.000:12 0.050:900\n", "RSS_TRACE")
+        self.assertEqual(trace, [[0.0, 12.0], [0.05, 900.0]])
+
+    def test_ab(self):
+        self.assertEqual(ab.parse("large_cache=off,lto=on"),
+                         (["--//hz3:large_cache=off", "--//hz3:lto=on"], []))
+        self.assertEqual(ab.parse("rev=HEAD~2..HEAD"), ([], ["HEAD~2", "HEAD"]))
+        for wrong in ("large_cache", "a=b c", "rev=", "rev=a..b..c"):
+            with self.assertRaises(UserError):
+                ab.parse(wrong)
+
+
+class Registry(unittest.TestCase):
+    def test_names_are_unique_and_every_case_says_what_it_stresses(self):
+        names = [c.name for c in registry.CASES]
+        self.assertEqual(len(names), len(set(names)))
+        for case in registry.CASES:
+            self.assertEqual(set(case.sizes), {"quick", "default", "full"})
+            self.assertGreater(len(case.stresses), 10)
+
+    def test_every_case_has_its_program_and_every_program_a_case(self):
+        used = {c.program for c in registry.CASES}
+        self.assertEqual({p for p in used if p.startswith("real:")}, set(programs.REAL))
+        folder = Path(__file__).resolve().parents[2] / "workloads"
+        have = {f.stem for f in folder.glob("*.c") if "int main(" in f.read_text()}
+        self.assertEqual({p for p in used if not p.startswith("real:")}, have)
+
+    def test_the_matrix_is_whole(self):
+        names = {c.name for c in registry.CASES}
+        for threads in (1, 2, 8, 32):
+            for remote in (0, 50, 90):
+                for sizes in ("guard", "main", "cross128"):
+                    cell = f"mt_remote/t{threads}/r{remote}/{sizes}"
+                    self.assertLessEqual({cell, cell + "/touch"}, names)
+
+    def test_selection(self):
+        self.assertEqual(len(registry.select("quick", "", [])), 5)
+        self.assertEqual({c.threads for c in registry.select("full", "mt_remote", [8])}, {8})
+        with self.assertRaises(UserError):
+            registry.select("quick", "", [77])
+
+    def test_a_shorter_form_for_callgrind(self):
+        args = explain.shorter(registry.by_name("mt_remote/t8/r50/guard"))
+        self.assertIn("iters=25000", args)
+        self.assertIn("threads=8", args)
+
+
+class Tables(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+
+    def made(self, name: str, **options) -> dict:
+        return fixture.result(self.folder / name, **{"limit": 8, **options})
+
+    def test_verdicts_follow_the_speeds(self):
+        result = self.made("a")
+        verdicts = {
+            (s, p): {c["verdict"] for c in result["comparisons"] if (c["subject"], c["peer"]) == (s, p)}
+            for s in ("hz3-fast", "hz3-scale")
+            for p in ("system", "tcmalloc")
+        }
+        self.assertEqual(set().union(*verdicts.values()), {"WIN"})
+        self.assertEqual(result["control_verdict"], "TIE")
+        mean = next(m for m in result["geometric_means"]
+                    if (m["subject"], m["peer"]) == ("hz3-fast", "tcmalloc"))
+        self.assertAlmostEqual(mean["ratio"], 1 / 0.9, delta=0.01)
+        tsv = (self.folder / "a" / "results.tsv").read_text().splitlines()
+        self.assertEqual(len(tsv), 1 + len(result["cells"]))
+
+    def test_gates(self):
+        result = self.made("a", limit=None)
+        for text, expected in (
+            ("guard>=+5%", True), ("guard>=+15%", False), ("system@all>=+100%", True),
+            ("tiny<=+5%", False),
+        ):
+            (parsed,) = gate.parse(text)
+            self.assertEqual(gate.check(parsed, result)[0], expected, text)
+        with self.assertRaisesRegex(UserError, "no measured case"):
+            gate.check(gate.parse("nosuch>=1%")[0], result)
+
+    def test_a_gate_over_a_failed_cell_is_broken(self):
+        result = self.made("a")
+        next(c for c in result["cells"] if c["case"] == "tiny")["error"] = "killed by signal 9"
+        self.assertFalse(gate.check(gate.parse("all>=-99%")[0], result)[0])
+
+    def test_compare_finds_the_change_and_the_drift(self):
+        old = self.made("a", seed=1)
+        new = self.made("b", seed=2, speed={"hz3-scale": 0.90})
+        for result in (old, new):
+            sha = {a["name"]: a for a in result["allocators"]}
+            sha["hz3-scale"]["sha256"] = result["facts"]["git"]  # built anew
+        found, drift = compare.compare(old, new)
+        changed = {c.subject for c in found if c.verdict != "TIE"}
+        self.assertEqual(changed, {"hz3-scale"})
+        self.assertAlmostEqual(drift, 1.0, delta=0.01)
+
+    def test_history_marks_the_commit_that_changed(self):
+        for day in range(1, 13):
+            self.made(f"r{day}", seed=day, rounds=5, limit=3, speed={"tcmalloc": 0.9 if day < 7 else 0.75})
+        page = history.run(argparse.Namespace(dir=self.folder))
+        text = (self.folder / "history.html").read_text()
+        self.assertEqual(page, 0)
+        changes = history.changed_cases(history.load(self.folder))
+        self.assertIn("0000007", {c["commit"] for c in changes})
+        self.assertNotIn("hz3-fast ÷ system", {c["pair"] for c in changes})
+        self.assertIn('id="history"', text)
+
+    def test_a_record_is_written_once(self):
+        self.made("a")
+        options = argparse.Namespace(
+            folder=self.folder / "a", id="0042", title="A Title: here", question="Why?",
+            predicted="+2 %", decision="GO", revisit="never", force=False)
+        with mock.patch.object(places, "ROOT", self.folder):
+            self.assertEqual(record.run(options), 0)
+            text = (self.folder / "docs/decisions/0042-a-title-here.md").read_text()
+            with self.assertRaisesRegex(UserError, "exists"):
+                record.run(options)
+        for part in ("+2 %", "| hz3-fast ÷ tcmalloc | 1.11", "| tiny | hz3-fast |", "GO", "Why?"):
+            self.assertIn(part, text)
+
+    def test_results_of_another_schema_are_refused(self):
+        self.made("a")
+        file = self.folder / "a" / "results.json"
+        file.write_text(file.read_text().replace(results.SCHEMA, "hz3.ssot/0"))
+        with self.assertRaisesRegex(UserError, "schema"):
+            results.read(self.folder / "a")
+
+
+if __name__ == "__main__":
+    unittest.main()
