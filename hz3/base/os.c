@@ -12,7 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4
 #endif
@@ -76,8 +75,9 @@ enum hz3_os_moved hz3_os_move_pages(void *from, void *to, size_t bytes) {
   enum hz3_os_moved result = HZ3_OS_MOVED;
   // DONTUNMAP (Linux 5.7) keeps the source mapped, so that no other thread's mapping can slip in between.
   if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != to) {
-    // A failed call may already have unmapped its target; DONTNEED tells (ENOMEM for a hole).
-    result = madvise(to, bytes, MADV_DONTNEED) == 0 ? HZ3_OS_NOT_MOVED : HZ3_OS_TARGET_LOST;
+    // A failed call may already have unmapped its target; a sync of memory that has no file tells, and does nothing else
+    // (ENOMEM for a hole). Advice would also fail for locked memory.
+    result = msync(to, bytes, MS_ASYNC) == 0 ? HZ3_OS_NOT_MOVED : HZ3_OS_TARGET_LOST;
   }
   errno = saved;
   return result;
