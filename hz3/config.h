@@ -8,7 +8,7 @@
 
 #include <assert.h>  // static_assert in C and C++
 
-// HZ3_MAGAZINE_CAPACITY: objects in the smallest magazine of small classes. 61 pointers plus the header fill 512 bytes.
+// HZ3_MAGAZINE_CAPACITY: objects in the smallest magazine of small classes. 62 pointers plus the header fill 512 bytes.
 // HZ3_MAGAZINE_BYTES: object bytes one magazine may hold for big classes; capacity = this / size, at least 16 up to 32 KiB.
 // HZ3_HEAP_BYTES: bytes a thread may keep in full spare magazines before it shares them through the depot.
 // HZ3_DEPOT_BYTES: bytes of one class that the depot may keep at most; below it, a quarter of what is out of its spans.
@@ -21,7 +21,7 @@
 
 #if defined(HZ3_LANE_SCALE)
 #define HZ3_LANE_NAME "scale"
-#define HZ3_LANE_MAGAZINE_CAPACITY 61
+#define HZ3_LANE_MAGAZINE_CAPACITY 62
 #define HZ3_LANE_MAGAZINE_BYTES (128 * 1024)
 #define HZ3_LANE_HEAP_BYTES (1024 * 1024)
 #define HZ3_LANE_DEPOT_BYTES (16 * 1024 * 1024)
@@ -33,7 +33,7 @@
 #define HZ3_LANE_CHECKED 0
 #elif defined(HZ3_LANE_CHECKED)
 #define HZ3_LANE_NAME "checked"
-#define HZ3_LANE_MAGAZINE_CAPACITY 61
+#define HZ3_LANE_MAGAZINE_CAPACITY 62
 #define HZ3_LANE_MAGAZINE_BYTES (256 * 1024)
 #define HZ3_LANE_HEAP_BYTES (1024 * 1024)
 #define HZ3_LANE_DEPOT_BYTES (8 * 1024 * 1024)
@@ -57,7 +57,7 @@
 #define HZ3_LANE_CHECKED 0
 #elif defined(HZ3_LANE_FAST)
 #define HZ3_LANE_NAME "fast"
-#define HZ3_LANE_MAGAZINE_CAPACITY 61
+#define HZ3_LANE_MAGAZINE_CAPACITY 62
 #define HZ3_LANE_MAGAZINE_BYTES (128 * 1024)
 #define HZ3_LANE_HEAP_BYTES (2 * 1024 * 1024)
 #define HZ3_LANE_DEPOT_BYTES (16 * 1024 * 1024)
@@ -103,7 +103,7 @@
 #define HZ3_CHECKED HZ3_LANE_CHECKED
 #endif
 
-static_assert(HZ3_MAGAZINE_CAPACITY >= 1 && HZ3_MAGAZINE_CAPACITY <= 253, "magazine_capacity must be 1..253");
+static_assert(HZ3_MAGAZINE_CAPACITY >= 1 && HZ3_MAGAZINE_CAPACITY <= 62, "magazine_capacity must be 1..62");
 static_assert(HZ3_RETAIN_MIN_BYTES <= HZ3_RETAIN_MAX_BYTES, "retain_min_bytes must not exceed retain_max_bytes");
 static_assert(HZ3_CPUS_PER_SHARD >= 1, "cpus_per_shard must be at least 1");
 static_assert(HZ3_LARGE_CACHE == 0 || HZ3_LARGE_CACHE == 1, "large_cache must be 0 or 1");

@@ -70,6 +70,12 @@ bool hz3_os_purge(void *start, size_t bytes) {
   return done;
 }
 
+void hz3_os_advise_huge(void *start, size_t bytes) {
+  int saved = errno;
+  madvise(start, bytes, MADV_HUGEPAGE);
+  errno = saved;
+}
+
 enum hz3_os_moved hz3_os_move_pages(void *from, void *to, size_t bytes) {
   int saved = errno;
   enum hz3_os_moved result = HZ3_OS_MOVED;
@@ -83,7 +89,14 @@ enum hz3_os_moved hz3_os_move_pages(void *from, void *to, size_t bytes) {
   return result;
 }
 
-size_t hz3_os_page_bytes(void) { return (size_t)sysconf(_SC_PAGESIZE); }
+size_t hz3_os_page_bytes(void) {
+  static size_t page_bytes;  // relaxed: every thread would store the same
+  size_t bytes = __atomic_load_n(&page_bytes, __ATOMIC_RELAXED);
+  if (HZ3_LIKELY(bytes != 0)) return bytes;
+  bytes = (size_t)sysconf(_SC_PAGESIZE);
+  __atomic_store_n(&page_bytes, bytes, __ATOMIC_RELAXED);
+  return bytes;
+}
 
 uint64_t hz3_os_random(void) {
   uint64_t value = 0;

@@ -23,10 +23,12 @@ bool hz3_os_protect(void *start, size_t bytes);
 bool hz3_os_unmap(void *start, size_t bytes);
 // Gives the pages back; they read as zero afterwards. False if refused (locked memory), contents then unchanged.
 bool hz3_os_purge(void *start, size_t bytes);
+void hz3_os_advise_huge(void *start, size_t bytes);  // a wish: back this range with huge pages
+
 // Moves `bytes` of pages from `from` to `to`, both mapped; `from` stays mapped and reads as zero.
 enum hz3_os_moved {
   HZ3_OS_MOVED,
-  HZ3_OS_NOT_MOVED,    // nothing changed, but that the target reads as zero
+  HZ3_OS_NOT_MOVED,    // nothing changed
   HZ3_OS_TARGET_LOST,  // the same, and part of the target may be unmapped now
 };
 enum hz3_os_moved hz3_os_move_pages(void *from, void *to, size_t bytes);

@@ -2,8 +2,8 @@
 // What it is: the fast paths: allocation up to 32 KiB and free of small and medium blocks.
 // Called by: the API edge (hz3/malloc.c, hz3/new.cc) and hot itself.
 // Needs: the tag table. No lock, no read-modify-write atomic, no access to object memory.
-// Invariant: a bin holds top - lo + 1 objects: `hot` and, below it, lo[1] .. *top; lo[0] is NULL. Empty: hot is NULL and
-//   top is lo - 1. Full: top == hi. All zero means empty and full at once, so every first use takes the slow path.
+// Invariant: a bin holds the objects lo[0] .. top[-1], the newest last. Empty: top == lo. Full: top == hi. All zero means
+//   empty and full at once, so every first use takes the slow path.
 #ifndef HZ3_HOT_BIN_H_
 #define HZ3_HOT_BIN_H_
 
@@ -14,10 +14,10 @@
 HZ3_BEGIN_DECLS
 
 struct hz3_bin {
-  void *hot;   // the object freed last, returned next
-  void **top;  // the one below it
+  void **top;  // one above the object freed last, which is returned next
   void **hi;   // top of a full bin
-  void **lo;   // slots of the loaded magazine
+  void **lo;   // slots of the loaded magazine, top of an empty bin
+  void *unused;
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_bin) == 32, "tags and bin offsets are class * 32");
 
@@ -39,27 +39,27 @@ HZ3_INLINE uintptr_t hz3_heap_base(void) {
 
 HZ3_INLINE struct hz3_bin *hz3_bin_at(size_t offset) { return (struct hz3_bin *)(hz3_heap_base() + offset); }
 
-// NULL if the bin is empty. `top` is stored before `hot` (and after it in push): what fork copies in between may miss one
-// object but never holds one twice.
+// NULL if the bin is empty.
 HZ3_INLINE void *hz3_bin_pop(struct hz3_bin *bin) {
-  void *object = bin->hot;
-  if (HZ3_LIKELY(object != NULL)) {
-    void **top = bin->top;
-    void *next = *top;
-    bin->top = top - 1;
-    __atomic_signal_fence(__ATOMIC_SEQ_CST);
-    bin->hot = next;
-  }
+  void **top = bin->top;
+  if (HZ3_UNLIKELY(top == bin->lo)) return NULL;
+  bin->top = top - 1;
+  void *object = top[-1];
+  if (object == NULL) __builtin_unreachable();  // spares the callers a second test
   return object;
 }
 
+// The bin has room. The slot is stored before `top`: what fork copies in between may miss the object, nothing worse.
 HZ3_INLINE void hz3_bin_push(struct hz3_bin *bin, void *object) {
-  void **top = bin->top + 1;
-  *top = bin->hot;
-  bin->hot = object;
+  void **top = bin->top;
+  *top = object;
   __atomic_signal_fence(__ATOMIC_SEQ_CST);
-  bin->top = top;
+  bin->top = top + 1;
 }
+
+// Whether the object is the one freed last. The bin has a magazine; below its first slot is the magazine's header, which
+// never looks like an object.
+HZ3_INLINE bool hz3_bin_is_newest(const struct hz3_bin *bin, const void *object) { return bin->top[-1] == object; }
 
 HZ3_INLINE void *hz3_malloc(size_t bytes) {
   if (HZ3_LIKELY(bytes <= HZ3_TABLE_MAX)) {
@@ -74,7 +74,7 @@ HZ3_INLINE void hz3_free(void *pointer) {
   if (HZ3_LIKELY(hz3_tag_find(pointer, &tag))) {
     struct hz3_bin *bin = hz3_bin_at(tag);
     // The second test catches the same block freed twice in a row.
-    if (HZ3_LIKELY(bin->top != bin->hi) && HZ3_LIKELY(bin->hot != pointer)) {
+    if (HZ3_LIKELY(bin->top != bin->hi) && HZ3_LIKELY(!hz3_bin_is_newest(bin, pointer))) {
       hz3_bin_push(bin, pointer);
       return;
     }

@@ -498,7 +498,8 @@ static void *realloc_large(char *pointer, enum found found, size_t bytes) {
   if (!stays_large || !unguard(pointer, old_bytes)) return move(pointer, old_bytes, bytes);
   if (bytes > old_bytes) memset(pointer + old_bytes, 0, (size_t)(guard - pointer) - old_bytes);
   size_t with_guard = hz3_round_up(bytes, page) + page;
-  char *start = hz3_large_resize(pointer, with_guard) ? pointer : (char *)hz3_large_grow(pointer, with_guard);
+  size_t before;
+  char *start = hz3_large_resize(pointer, with_guard, &before) ? pointer : (char *)hz3_large_grow(pointer, with_guard);
   if (start == NULL) {
     note_large(note, pointer, note->word, old_bytes);
     return move(pointer, old_bytes, bytes);

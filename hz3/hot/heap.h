@@ -17,9 +17,9 @@ enum hz3_heap_state { HZ3_HEAP_PARKED, HZ3_HEAP_OWNED, HZ3_HEAP_SHARED, HZ3_HEAP
 struct hz3_heap {
   struct hz3_bin bins[HZ3_CLASS_COUNT];
   uint32_t spare[HZ3_CLASS_COUNT];      // index of the previous magazine, full or empty; 0 = none
-  uint8_t refill[HZ3_CLASS_COUNT];      // objects to fetch next time; doubles up to the capacity
+  uint16_t refill[HZ3_CLASS_COUNT];     // objects to fetch next time; doubles up to the capacity
   uint8_t level[HZ3_CLASS_COUNT];       // size of magazines to use
-  uint8_t exchanges[HZ3_CLASS_COUNT];   // with the depot, since the last tick
+  uint8_t misses[HZ3_CLASS_COUNT];      // slow paths since the last tick
   uint8_t state;                        // enum hz3_heap_state, lock HEAPS
   bool is_busy;                         // inside a slow path: what fork finds in a bin is not to be trusted
   bool is_flushed;                      // parked: holds nothing
@@ -27,7 +27,8 @@ struct hz3_heap {
   uint32_t slow_calls;
   uint32_t empty;                       // chain of empty level-0 magazines
   uint32_t trim_epoch;
-  size_t spare_bytes;                   // object bytes in full spares
+  size_t spare_bytes;                   // object bytes in spares
+  size_t grown_bytes;                   // object bytes that bins may hold beyond their smallest magazines
   uint64_t last_tick_ms, used_bits[2];  // classes that took a slow path since the last tick
   struct hz3_heap *next_heap;           // registry, never changes
   struct hz3_heap *next_parked;         // lock HEAPS

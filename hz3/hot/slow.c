@@ -22,12 +22,12 @@ enum {
   SLOW_CALLS_PER_CLOCK = 64,       // how often a slow path looks at the clock
   FEWEST_OBJECTS = 16,             // a full bin of any class up to 32 KiB
   FIRST_REFILL = 8,                // objects: a thread that needs few gets few, then twice as many each time
-  EXCHANGES_TO_GROW = 16,          // depot exchanges per tick that call for bigger magazines
+  FIRST_REFILL_BYTES = 512,        // at least: as many cache lines as objects
+  MISSES_TO_GROW = 32,             // slow paths of a class per tick that call for bigger magazines
   EMPTIES_KEPT = 8,                // empty magazines a heap keeps; half of them go back in one operation
   FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking
   FEWEST_IN_DEPOT = 2              // magazines of a class that the depot may always keep
 };
-#define GROWN_MAGAZINE_BYTES ((size_t)32 * 1024)  // only classes whose bigger magazines stay below this grow
 
 static uint64_t last_tick_ms;
 static uint32_t trim_epoch;
@@ -107,7 +107,7 @@ static void set_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazine *ma
   heap->spare[c] = magazine == NULL ? 0 : magazine->index;
 }
 
-// Objects the bin may hold, hot one included: what the magazine can, and what the class's size allows.
+// Objects the bin may hold: what the magazine can, and what the class's size allows.
 static size_t capacity_of(unsigned c, const struct hz3_magazine *magazine) {
   size_t capacity = hz3_magazine_capacity(magazine->level), bytes = class_bytes(c);
   if (magazine->level == 0) capacity = hz3_min(capacity, HZ3_MAGAZINE_CAPACITY);
@@ -119,19 +119,16 @@ static void load(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazin
   struct hz3_bin *bin = &heap->bins[c];
   void **slots = magazine->slots;
   bin->lo = slots;
-  bin->hi = slots + capacity_of(c, magazine) - 1;
-  bin->top = slots + magazine->count - 1;
-  bin->hot = slots[magazine->count];
+  bin->hi = slots + capacity_of(c, magazine);
+  bin->top = slots + magazine->count;
 }
 
-// The bin's magazine with all its objects, hot one included; the bin has none then. NULL if it had none.
+// The bin's magazine with all its objects; the bin has none then. NULL if it had none.
 static struct hz3_magazine *unload(struct hz3_heap *heap, unsigned c) {
   struct hz3_bin *bin = &heap->bins[c];
   if (bin->lo == NULL) return NULL;
   struct hz3_magazine *magazine = hz3_magazine_of_slots(bin->lo);
-  bin->top[1] = bin->hot;
-  magazine->count = (uint16_t)(bin->top + 1 - bin->lo);
-  magazine->slots[0] = NULL;
+  magazine->count = (uint16_t)(bin->top - bin->lo);
   *bin = (struct hz3_bin){0};
   return magazine;
 }
@@ -141,13 +138,13 @@ static struct hz3_magazine *unload(struct hz3_heap *heap, unsigned c) {
 // wanders around a magazine's border does not pay at every crossing.
 static bool spill_to_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazine *spare) {
   struct hz3_bin *bin = &heap->bins[c];
-  size_t objects = (size_t)(bin->top - bin->lo) + 1, half = objects / 2;
+  size_t objects = (size_t)(bin->top - bin->lo), half = objects / 2;
   if (half == 0 || spare->count + half > capacity_of(c, spare) || heap->spare_bytes + half * class_bytes(c) > HZ3_HEAP_BYTES)
     return false;
-  memcpy(spare->slots + 1 + spare->count, bin->lo + 1, half * sizeof(void *));
+  memcpy(spare->slots + spare->count, bin->lo, half * sizeof(void *));
   spare->count = (uint16_t)(spare->count + half);
   heap->spare_bytes += half * class_bytes(c);
-  memmove(bin->lo + 1, bin->lo + 1 + half, (objects - 1 - half) * sizeof(void *));
+  memmove(bin->lo, bin->lo + half, (objects - half) * sizeof(void *));
   bin->top -= half;
   return true;
 }
@@ -155,28 +152,32 @@ static bool spill_to_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazin
 // The reverse, for an empty bin: the newer half of the spare.
 static void draw_from_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazine *spare) {
   struct hz3_bin *bin = &heap->bins[c];
-  size_t half = hz3_min((spare->count + 1u) / 2, (size_t)(bin->hi - bin->lo) + 1);
+  size_t half = hz3_min((spare->count + 1u) / 2, (size_t)(bin->hi - bin->lo));
   spare->count = (uint16_t)(spare->count - half);
   heap->spare_bytes -= half * class_bytes(c);
-  memcpy(bin->lo + 1, spare->slots + 1 + spare->count, half * sizeof(void *));
-  bin->top = bin->lo + half - 1;
-  bin->hot = bin->lo[half];
+  memcpy(bin->lo, spare->slots + spare->count, half * sizeof(void *));
+  bin->top = bin->lo + half;
 }
 
-static void note_slow(struct hz3_heap *heap, unsigned c) { heap->used_bits[c / 64] |= (uint64_t)1 << (c % 64); }
+static void set_level(struct hz3_heap *heap, unsigned c, unsigned level) {
+  heap->grown_bytes += (hz3_magazine_capacity(level) - hz3_magazine_capacity(heap->level[c])) * class_bytes(c);
+  heap->level[c] = (uint8_t)level;
+}
 
-static void note_exchange(struct hz3_heap *heap, unsigned c) {
-  if (heap->exchanges[c] < UINT8_MAX) heap->exchanges[c]++;
-  size_t grown = (hz3_magazine_capacity(heap->level[c] + 1u)) * class_bytes(c);
-  if (heap->exchanges[c] == EXCHANGES_TO_GROW && heap->level[c] + 1 < HZ3_MAGAZINE_LEVELS && grown <= GROWN_MAGAZINE_BYTES &&
-      HZ3_MAGAZINE_CAPACITY == hz3_magazine_capacity(0)) {
-    heap->level[c]++;
-    heap->exchanges[c] = 0;
-  }
+// A bin that overflows or runs dry often gets bigger magazines, up to the bytes of one magazine and half the heap's.
+static void note_slow(struct hz3_heap *heap, unsigned c) {
+  heap->used_bits[c / 64] |= (uint64_t)1 << (c % 64);
+  if (heap->misses[c] < MISSES_TO_GROW) heap->misses[c]++;
+  size_t level = heap->level[c], bytes = hz3_magazine_capacity(level) * class_bytes(c);  // of one more, and twice that in all
+  if (heap->misses[c] < MISSES_TO_GROW || level + 1 == HZ3_MAGAZINE_LEVELS || 2 * bytes > HZ3_MAGAZINE_BYTES ||
+      heap->grown_bytes + bytes > HZ3_HEAP_BYTES / 2 || HZ3_MAGAZINE_CAPACITY != hz3_magazine_capacity(0))
+    return;
+  set_level(heap, c, level + 1);
+  heap->misses[c] = 0;
 }
 
 static void release_magazine(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
-  release(c, magazine->slots + 1, magazine->count);
+  release(c, magazine->slots, magazine->count);
   put_empty(heap, magazine);
 }
 
@@ -205,10 +206,7 @@ static size_t depot_limit(unsigned c, size_t magazine_objects) {
 // Gives a magazine with objects to whoever needs it next; if the depot has enough, the objects go to their spans, and one
 // more magazine with them, so that the depot shrinks with what lives.
 static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
-  if (hz3_depot_push(c, magazine, depot_limit(c, magazine->count))) {
-    note_exchange(heap, c);
-    return;
-  }
+  if (hz3_depot_push(c, magazine, depot_limit(c, magazine->count))) return;
   struct hz3_magazine *older = hz3_depot_pop(c);
   release_magazine(heap, c, magazine);
   if (older != NULL) release_magazine(heap, c, older);
@@ -222,7 +220,8 @@ static void flush_class(struct hz3_heap *heap, unsigned c) {
   for (int i = 0; i < 2; i++) {
     if (both[i] != NULL) release_magazine(heap, c, both[i]);
   }
-  heap->refill[c] = heap->level[c] = heap->exchanges[c] = 0;
+  set_level(heap, c, 0);
+  heap->refill[c] = heap->misses[c] = 0;
 }
 
 void hz3_heap_flush(struct hz3_heap *heap) {
@@ -263,8 +262,8 @@ static void tick_own(struct hz3_heap *heap, uint64_t now) {
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
     bool idle = (heap->used_bits[c / 64] >> (c % 64) & 1) == 0;
     if (heap->bins[c].lo != NULL && (idle || everything)) flush_class(heap, c);
-    if (heap->exchanges[c] < 2 && heap->level[c] > 0) heap->level[c]--;
-    heap->exchanges[c] = 0;
+    if (heap->misses[c] < 2 && heap->level[c] > 0) set_level(heap, c, heap->level[c] - 1u);
+    heap->misses[c] = 0;
   }
   heap->used_bits[0] = heap->used_bits[1] = 0;
 }
@@ -317,9 +316,9 @@ static bool reclaim(struct hz3_heap *heap) {
 // ---- allocation ----
 
 static size_t refill_count(struct hz3_heap *heap, unsigned c, const struct hz3_magazine *magazine) {
-  size_t count = heap->refill[c] == 0 ? FIRST_REFILL : heap->refill[c];
+  size_t count = heap->refill[c] == 0 ? hz3_max(FIRST_REFILL, FIRST_REFILL_BYTES / class_bytes(c)) : heap->refill[c];
   count = hz3_min(count, capacity_of(c, magazine));
-  heap->refill[c] = (uint8_t)hz3_min(count * 2, UINT8_MAX);
+  heap->refill[c] = (uint16_t)(count * 2);
   return count;
 }
 
@@ -334,7 +333,6 @@ static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   }
   struct hz3_magazine *full = hz3_depot_pop(c);
   if (full != NULL) {
-    note_exchange(heap, c);
     struct hz3_magazine *empty = unload(heap, c);
     if (empty != NULL && spare == NULL && empty->level == heap->level[c]) set_spare(heap, c, empty);
     else if (empty != NULL) put_empty(heap, empty);
@@ -342,8 +340,13 @@ static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
     return true;
   }
   struct hz3_magazine *magazine = unload(heap, c);
-  if (magazine == NULL && (magazine = take_empty(heap, heap->level[c])) == NULL) return false;
-  size_t got = fetch(c, magazine->slots + 1, refill_count(heap, c, magazine), is_clean);
+  if (magazine == NULL || magazine->level < heap->level[c]) {
+    struct hz3_magazine *bigger = take_empty(heap, heap->level[c]);
+    if (magazine != NULL && bigger != NULL) put_empty(heap, magazine);
+    if (bigger != NULL) magazine = bigger;
+  }
+  if (magazine == NULL) return false;
+  size_t got = fetch(c, magazine->slots, refill_count(heap, c, magazine), is_clean);
   magazine->count = (uint16_t)got;
   load(heap, c, magazine);
   return got > 0;
@@ -416,13 +419,25 @@ void *hz3_aligned_alloc(size_t align, size_t bytes) {
 // For a full bin of a shrinking class: everything the heap has of it, and a magazine of the depot, goes back.
 static void shrink_bin(struct hz3_heap *heap, unsigned c, size_t capacity) {
   struct hz3_magazine *magazine = unload(heap, c), *spare = spare_of(heap, c), *shared = hz3_depot_pop(c);
-  release(c, magazine->slots + 1, magazine->count);
+  release(c, magazine->slots, magazine->count);
   magazine->count = 0;
   load(heap, c, magazine);
-  heap->bins[c].hi = magazine->slots + capacity - 1;
+  heap->bins[c].hi = magazine->slots + capacity;
   set_spare(heap, c, NULL);
   if (spare != NULL) release_magazine(heap, c, spare);
   if (shared != NULL) release_magazine(heap, c, shared);
+}
+
+// A full bin whose class has come to bigger magazines moves into one. False when there is no memory for it.
+static bool enlarge(struct hz3_heap *heap, unsigned c) {
+  struct hz3_magazine *bigger = take_empty(heap, heap->level[c]);
+  if (bigger == NULL) return false;
+  struct hz3_magazine *magazine = unload(heap, c);
+  memcpy(bigger->slots, magazine->slots, magazine->count * sizeof(void *));
+  bigger->count = magazine->count;
+  put_empty(heap, magazine);
+  load(heap, c, bigger);
+  return true;
 }
 
 // Makes room in a full or missing bin. False when there is no memory for a magazine.
@@ -434,6 +449,7 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
       shrink_bin(heap, c, capacity);
       return true;
     }
+    if (hz3_magazine_of_slots(heap->bins[c].lo)->level < heap->level[c] && enlarge(heap, c)) return true;
   }
   struct hz3_magazine *spare = spare_of(heap, c);
   if (spare != NULL && spill_to_spare(heap, c, spare)) return true;
@@ -443,7 +459,7 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
     return empty != NULL;
   }
   if (empty == NULL) {
-    release(c, full->slots + 1, full->count);
+    release(c, full->slots, full->count);
     full->count = 0;
     load(heap, c, full);
     return true;
@@ -462,7 +478,7 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
 
 static void free_to_class(struct hz3_heap *heap, unsigned c, void *pointer) {
   struct hz3_bin *bin = &heap->bins[c];
-  if (bin->hot == pointer) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, pointer, class_bytes(c));
+  if (bin->lo != NULL && hz3_bin_is_newest(bin, pointer)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, pointer, class_bytes(c));
   if (is_cached(c) && (bin->top != bin->hi || make_room(heap, c))) hz3_bin_push(bin, pointer);
   else release(c, &pointer, 1);
 }
@@ -513,13 +529,16 @@ static void *move(void *pointer, size_t old_bytes, size_t bytes) {
 }
 
 static void *realloc_large(void *pointer, size_t bytes) {
-  size_t old_bytes = hz3_large_usable_bytes(pointer);
+  size_t old_bytes;
+  if (bytes <= HZ3_MEDIUM_MAX) {
+    old_bytes = hz3_large_usable_bytes(pointer);
+    if (bytes <= old_bytes / 2) return move(pointer, old_bytes, bytes);
+  }
+  if (hz3_large_resize(pointer, bytes, &old_bytes)) return pointer;
   if (old_bytes == 0) hz3_fatal(HZ3_FATAL_INVALID_REALLOC, pointer, 0);
-  if (bytes <= HZ3_MEDIUM_MAX && bytes <= old_bytes / 2) return move(pointer, old_bytes, bytes);
-  if (hz3_large_resize(pointer, bytes)) return pointer;
-  if (bytes <= old_bytes) return pointer;
-  void *fresh = hz3_large_grow(pointer, bytes);
-  return fresh != NULL ? fresh : move(pointer, old_bytes, bytes);  // the latter reclaims, and sets errno
+  void *fresh = bytes <= old_bytes ? NULL : hz3_large_grow(pointer, bytes);
+  if (fresh == NULL) fresh = move(pointer, old_bytes, bytes);  // reclaims, and sets errno
+  return fresh == NULL && bytes <= old_bytes ? pointer : fresh;
 }
 
 void *hz3_realloc(void *pointer, size_t bytes) {

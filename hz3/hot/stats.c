@@ -16,7 +16,7 @@
 size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class) {
   const struct hz3_bin *bin = &heap->bins[size_class];
   void **lo = bin->lo, **top = bin->top;
-  size_t objects = lo == NULL ? 0 : (size_t)(top - lo + 1);
+  size_t objects = lo == NULL ? 0 : (size_t)(top - lo);
   if (objects > hz3_magazine_capacity(HZ3_MAGAZINE_LEVELS - 1)) objects = 0;  // caught between two magazines
   uint32_t spare = heap->spare[size_class];
   return objects + (spare == 0 ? 0 : hz3_magazine_at(spare)->count);

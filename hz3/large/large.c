@@ -7,12 +7,16 @@
 #include "hz3/config.h"
 #include "hz3/large/range.h"
 
-// Moving pages costs a system call plus page-table work: cheaper than copying from here on (docs/decisions).
-#define MOVE_MIN_BYTES ((size_t)256 * 1024)
+// Moving pages costs a system call, page-table work, and the pages of the old place for whoever comes next: cheaper than
+// copying from here on (docs/decisions/0013).
+#define MOVE_MIN_BYTES ((size_t)16 * 1024 * 1024)
 // Purged ranges of this size leave the address space too: the call costs the same, and limits and commit see it.
 #define UNMAP_MIN_BYTES ((size_t)64 * 1024 * 1024)
 // A split at either end of a range, and the mapping that may be needed.
 enum { DESCRIPTORS_PER_ALLOC = 3 };
+// Mappings of this size ask for huge pages: a 15 MiB block then takes 10 page faults instead of 3,840. Not below: what a
+// program touches of a huge page is all resident (docs/decisions/0013).
+#define HUGE_MIN_BYTES ((size_t)4 * 1024 * 1024)
 
 // Address space for a block: a sixteenth of its power of two as granule keeps the pieces reusable; only memory that is
 // touched costs anything.
@@ -47,7 +51,7 @@ static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) 
   range->state = HZ3_RANGE_USED;
   range->usable_bytes = range->touched_bytes = usable;
   range->note = (struct hz3_large_note){0};
-  hz3_ranges.live_bytes += usable;
+  hz3_ranges.live_bytes += place;
   hz3_ranges.live_blocks++;
   hz3_page_map_set_large(range->start, range);
   if (range->was_purged && hz3_dirty_count_bytes(range->start, place) != place) hz3_retention_note_regret(&hz3_ranges.retention);
@@ -60,6 +64,7 @@ static bool map_more(size_t bytes) {
   hz3_lock_release(&hz3_ranges.lock);
   char *start = (char *)hz3_os_map_aligned(above == NULL ? NULL : above - bytes, bytes, HZ3_SLICE_BYTES);
   if (start == NULL) return false;
+  if (bytes >= HUGE_MIN_BYTES) hz3_os_advise_huge(start, bytes);
   if (!hz3_page_map_reserve(start, bytes)) {
     hz3_os_unmap(start, bytes);
     return false;
@@ -113,7 +118,7 @@ static struct hz3_range *range_of(const void *pointer) {
 static void end_use_locked(struct hz3_range *range) {
   hz3_page_map_set_large(range->start, NULL);
   hz3_dirty_mark(range->start, hz3_round_up(range->touched_bytes, HZ3_SLICE_BYTES));
-  hz3_ranges.live_bytes -= range->usable_bytes;
+  hz3_ranges.live_bytes -= range->bytes;
   hz3_ranges.live_blocks--;
 }
 
@@ -171,7 +176,13 @@ static bool purge_to(size_t keep_bytes) {
   return any;
 }
 
-static size_t keep_limit_locked(void) { return HZ3_LARGE_CACHE ? hz3_retention_limit(&hz3_ranges.retention, hz3_ranges.live_bytes) : 0; }
+// What was learned, or as much as lives, if that is more: a program that holds many big blocks will want others, and best
+// fit keeps the sum of both low as long as nothing is purged (docs/decisions/0013).
+static size_t keep_limit_locked(void) {
+  if (!HZ3_LARGE_CACHE) return 0;
+  size_t learned = hz3_retention_limit(&hz3_ranges.retention, hz3_ranges.live_bytes);
+  return hz3_max(learned, hz3_min(hz3_ranges.live_bytes, HZ3_RETAIN_MAX_BYTES));
+}
 
 bool hz3_large_free(void *pointer) {
   hz3_lock_acquire(&hz3_ranges.lock);
@@ -198,8 +209,8 @@ struct hz3_large_note *hz3_large_note(const void *pointer) {
   return range == NULL ? NULL : &range->note;
 }
 
-static void set_usable_locked(struct hz3_range *range, size_t usable) {
-  hz3_ranges.live_bytes += usable - range->usable_bytes;
+// No lock: these fields are the owner's while the block lives.
+static void set_usable(struct hz3_range *range, size_t usable) {
   range->usable_bytes = usable;
   range->touched_bytes = hz3_max(range->touched_bytes, usable);
 }
@@ -214,12 +225,14 @@ static bool extend_locked(struct hz3_range *range, size_t place) {
     right->state = HZ3_RANGE_USED;
     hz3_range_free_locked(rest);
   }
+  hz3_ranges.live_bytes += right->bytes;
   hz3_range_absorb_right_locked(range);
   return true;
 }
 
 static void shrink_locked(struct hz3_range *range, size_t place) {
   struct hz3_range *rest = hz3_range_split_locked(range, place);
+  hz3_ranges.live_bytes -= rest->bytes;
   if (range->touched_bytes > place) {
     hz3_dirty_mark(rest->start, hz3_round_up(range->touched_bytes, HZ3_SLICE_BYTES) - place);
     range->touched_bytes = place;
@@ -227,19 +240,24 @@ static void shrink_locked(struct hz3_range *range, size_t place) {
   hz3_range_free_locked(rest);
 }
 
-bool hz3_large_resize(void *pointer, size_t bytes) {
+bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   struct hz3_range *range = range_of(pointer);
-  if (range == NULL || bytes > PTRDIFF_MAX || !hz3_ranges_reserve_descriptors(1)) return false;
+  *old_bytes = range == NULL ? 0 : range->usable_bytes;
+  if (range == NULL || bytes > PTRDIFF_MAX) return false;
   size_t usable = page_round(hz3_max(bytes, 1)), place = placement_bytes(usable);
-  hz3_lock_acquire(&hz3_ranges.lock);
-  bool fits = usable <= range->bytes || extend_locked(range, place);
-  if (fits) {
-    set_usable_locked(range, usable);
-    if (place < range->bytes / 2) shrink_locked(range, place);
+  bool fits = usable <= range->bytes, shrinks = place < range->bytes / 2;
+  if (fits && !shrinks) {
+    set_usable(range, usable);
+    return true;
   }
+  if (!hz3_ranges_reserve_descriptors(1)) return false;
+  hz3_lock_acquire(&hz3_ranges.lock);
+  if (!fits) fits = extend_locked(range, place);
+  else shrink_locked(range, place);
   size_t limit = keep_limit_locked();
   bool over = hz3_ranges.dirty_bytes > limit;
   hz3_lock_release(&hz3_ranges.lock);
+  if (fits) set_usable(range, usable);
   if (over) purge_to(limit / 4 * 3);
   return fits;
 }
@@ -263,12 +281,14 @@ static void give_up(struct hz3_range *range) {
 void *hz3_large_grow(void *pointer, size_t bytes) {
   struct hz3_range *from = range_of(pointer);
   if (from == NULL || bytes > PTRDIFF_MAX / 2) return NULL;
-  // An eighth more address space (untouched memory is free), so that a block growing in small steps seldom moves.
-  struct hz3_range *to = alloc_range(bytes + bytes / 8, 1);
+  // Half as much again of address space (untouched memory is free), so that a block growing in small steps seldom moves.
+  struct hz3_range *to = alloc_range(bytes + bytes / 2, 1);
   if (to == NULL) return NULL;
   size_t used = from->usable_bytes, moved = hz3_round_up(used, HZ3_SLICE_BYTES);
   enum hz3_os_moved moved_by_kernel = HZ3_OS_NOT_MOVED;
-  if (used >= MOVE_MIN_BYTES) moved_by_kernel = hz3_os_move_pages(from->start, to->start, moved);
+  // Where the target has its pages already, copying keeps those of the source for their next user.
+  bool has_pages = hz3_dirty_count_bytes(to->start, moved) > moved / 2;
+  if (used >= MOVE_MIN_BYTES && !has_pages) moved_by_kernel = hz3_os_move_pages(from->start, to->start, moved);
   if (moved_by_kernel == HZ3_OS_TARGET_LOST) {
     give_up(to);
     return NULL;
@@ -276,7 +296,7 @@ void *hz3_large_grow(void *pointer, size_t bytes) {
   bool has_moved = moved_by_kernel == HZ3_OS_MOVED;
   if (!has_moved) __builtin_memcpy(to->start, from->start, used);
   hz3_lock_acquire(&hz3_ranges.lock);
-  set_usable_locked(to, page_round(bytes));
+  set_usable(to, page_round(bytes));
   to->touched_bytes = to->usable_bytes;
   if (has_moved) {
     hz3_dirty_clear(from->start, moved);

@@ -28,8 +28,9 @@ struct hz3_large_note {
 struct hz3_large_note *hz3_large_note(const void *pointer);  // NULL if it is not the start of a live block; lock-free
 // Whether the address lies in a live block. Looks back for its start, up to 4 GiB: for error messages.
 bool hz3_large_holds(const void *pointer);
-// Changes the size without moving. False if that is not possible (nothing changed).
-bool hz3_large_resize(void *pointer, size_t bytes);
+// Changes the size without moving. False if that is not possible (nothing changed). *old_bytes: usable bytes before, 0 if
+// the pointer is not the start of a live large block.
+bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes);
 // A bigger block with the old contents, by moving pages where that is cheaper than copying; the old block is free then.
 // NULL when out of memory (the old block is untouched).
 void *hz3_large_grow(void *pointer, size_t bytes);

@@ -18,8 +18,8 @@ struct hz3_chunk;
 struct hz3_span {
   struct hz3_span *next, *prev;  // list of spans with room
   struct hz3_chunk *chunk;
-  uint64_t *free_words;  // small: one bit per object that came back; medium uses free_word
-  uint64_t free_word;
+  uint64_t *free_words;  // one bit per object that came back
+  uint64_t free_word;    // where 64 bits are enough
   uint32_t free_count;  // bits set
   uint32_t carved;      // objects [0, carved) were handed out at least once, the rest is untouched memory
   uint16_t size_class;  // 0: not a span

@@ -106,7 +106,18 @@ TEST_P(SpanBoxTest, ObjectsAreApartAlignedAndInTaggedSpans) {
 
 TEST_P(SpanBoxTest, FreshObjectsComeLowestLast) {
   std::vector<void *> objects = Fetch(std::min<size_t>(per_span_, 20));
-  EXPECT_TRUE(std::is_sorted(objects.rbegin(), objects.rend()));
+  EXPECT_EQ(objects.back(), *std::min_element(objects.begin(), objects.end()));
+  if (bytes_ >= 64) {
+    EXPECT_TRUE(std::is_sorted(objects.rbegin(), objects.rend()));
+  }
+}
+
+// Small blocks asked for one after the other may go to two threads: they shall not share a cache line.
+TEST_P(SpanBoxTest, FreshObjectsInARowAreInDifferentLines) {
+  if (64 % bytes_ != 0) GTEST_SKIP() << "its blocks lie across lines";
+  std::vector<void *> objects = Fetch(std::min<size_t>(per_span_, 200));
+  for (size_t i = 1; i < objects.size(); i++)
+    EXPECT_NE(reinterpret_cast<uintptr_t>(objects[i - 1]) / 64, reinterpret_cast<uintptr_t>(objects[i]) / 64) << i;
 }
 
 TEST_P(SpanBoxTest, FetchNeverGivesMoreThanAsked) {

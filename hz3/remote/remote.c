@@ -17,7 +17,8 @@ static struct hz3_stack pools[HZ3_MAGAZINE_LEVELS];
 static unsigned shard_count = 1;
 
 static struct hz3_lock carve_lock = HZ3_LOCK_INIT(HZ3_RANK_MAGAZINES);
-static uint32_t slab_count, next_unit = SLAB_UNITS;  // next_unit counts inside the newest slab
+static uint32_t slab_count;
+static uint32_t next_index[HZ3_MAGAZINE_LEVELS];  // each level carves a slab of its own; at a multiple of SLAB_UNITS it needs one
 
 void hz3_remote_init(void) {
   size_t shards = (hz3_os_cpu_count() + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD;
@@ -26,21 +27,23 @@ void hz3_remote_init(void) {
 
 static unsigned own_shard(void) { return shard_count == 1 ? 0 : hz3_os_cpu() / HZ3_CPUS_PER_SHARD % shard_count; }
 
+// False when out of memory or of indices.
+static bool add_slab_locked(unsigned level) {
+  char *slab = slab_count == MAX_SLABS ? NULL : (char *)hz3_metadata_alloc(SLAB_UNITS * UNIT_BYTES);
+  if (slab == NULL) return false;
+  // Readers get an index only after the magazine was published by a release operation, so a plain store is enough.
+  hz3_magazine_slabs[slab_count] = slab;
+  next_index[level] = slab_count * SLAB_UNITS;
+  if (slab_count++ == 0) next_index[level] += 1u << level;  // index 0 means "none"
+  return true;
+}
+
 static struct hz3_magazine *carve_locked(unsigned level) {
-  uint32_t units = 1u << level;
-  uint32_t at = (uint32_t)hz3_round_up(next_unit, units);
-  if (at + units > SLAB_UNITS) {
-    if (slab_count == MAX_SLABS) return NULL;
-    char *slab = (char *)hz3_metadata_alloc(SLAB_UNITS * UNIT_BYTES);
-    if (slab == NULL) return NULL;
-    // Readers get an index only after the magazine was published by a release operation, so a plain store is enough.
-    hz3_magazine_slabs[slab_count++] = slab;
-    at = slab_count == 1 ? units : 0;  // index 0 means "none"
-  }
-  next_unit = at + units;
-  struct hz3_magazine *magazine = hz3_magazine_at((slab_count - 1) * SLAB_UNITS + at);
-  magazine->index = (slab_count - 1) * SLAB_UNITS + at;
+  if (next_index[level] % SLAB_UNITS == 0 && !add_slab_locked(level)) return NULL;
+  struct hz3_magazine *magazine = hz3_magazine_at(next_index[level]);
+  magazine->index = next_index[level];
   magazine->level = (uint16_t)level;
+  next_index[level] += 1u << level;
   return magazine;
 }
 

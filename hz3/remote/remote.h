@@ -12,8 +12,7 @@
 
 HZ3_BEGIN_DECLS
 
-// slots[0] is always NULL, so that popping the last object of a bin yields NULL as the next hot one.
-// Objects are in slots[1 .. count].
+// Objects are in slots[0 .. count - 1].
 struct hz3_magazine {
   uint32_t next;   // index of the magazine below on a stack, atomic there
   uint32_t index;  // its own
@@ -22,8 +21,8 @@ struct hz3_magazine {
   void *slots[];
 };
 
-enum { HZ3_MAGAZINE_LEVELS = 3 };  // 512, 1024, 2048 bytes: 61, 125, 253 objects
-HZ3_INLINE size_t hz3_magazine_capacity(unsigned level) { return ((size_t)512 << level) / sizeof(void *) - 3; }
+enum { HZ3_MAGAZINE_LEVELS = 6 };  // 512, 1024 .. 16384 bytes: 62, 126, 254, 510, 1022, 2046 objects
+HZ3_INLINE size_t hz3_magazine_capacity(unsigned level) { return ((size_t)512 << level) / sizeof(void *) - 2; }
 
 extern char *hz3_magazine_slabs[];  // 64 KiB each, 128 units of 512 bytes
 HZ3_INLINE struct hz3_magazine *hz3_magazine_at(uint32_t index) {

@@ -50,7 +50,7 @@ class Remote : public testing::Test {
 
 TEST_F(Remote, CapacitiesFillTheirUnits) {
   for (unsigned level = 0; level < HZ3_MAGAZINE_LEVELS; level++)
-    EXPECT_EQ(sizeof(hz3_magazine) + (hz3_magazine_capacity(level) + 1) * sizeof(void *), size_t{512} << level);
+    EXPECT_EQ(sizeof(hz3_magazine) + hz3_magazine_capacity(level) * sizeof(void *), size_t{512} << level);
 }
 
 TEST_F(Remote, MagazinesAreApartAndKnowTheirIndex) {
@@ -64,8 +64,7 @@ TEST_F(Remote, MagazinesAreApartAndKnowTheirIndex) {
       EXPECT_NE(magazine->index, 0u);
       EXPECT_EQ(hz3_magazine_at(magazine->index), magazine);
       EXPECT_EQ(hz3_magazine_of_slots(magazine->slots), magazine);
-      EXPECT_EQ(magazine->slots[0], nullptr);
-      for (size_t s = 1; s <= hz3_magazine_capacity(level); s++) magazine->slots[s] = this;
+      for (size_t s = 0; s < hz3_magazine_capacity(level); s++) magazine->slots[s] = this;
       char *start = reinterpret_cast<char *>(magazine);
       EXPECT_EQ(reinterpret_cast<uintptr_t>(start) % 512, 0u);
       auto next = starts.lower_bound(start);
@@ -76,7 +75,7 @@ TEST_F(Remote, MagazinesAreApartAndKnowTheirIndex) {
   }
   for (hz3_magazine *magazine : all) {
     EXPECT_EQ(hz3_magazine_at(magazine->index), magazine);
-    EXPECT_EQ(magazine->slots[0], nullptr) << "overwritten by a neighbour";
+    EXPECT_EQ(magazine->count, 0u) << "overwritten by a neighbour";
   }
   FreeAll(all);
 }
@@ -219,12 +218,12 @@ TEST_F(Remote, ThreadsNeitherLoseNorDouble) {
           held.push_back(magazine);
         } else if (choice == 1 && (magazine = hz3_depot_pop(c)) != nullptr) {
           own(magazine);
-          if (magazine->slots[1] != magazine) doubled++;
+          if (magazine->slots[0] != magazine) doubled++;
           held.push_back(magazine);
         } else if (!held.empty()) {
           magazine = held.back();
           held.pop_back();
-          magazine->slots[1] = magazine;
+          magazine->slots[0] = magazine;
           disown(magazine);
           if (choice == 2 || !hz3_depot_push(c, magazine, 1000)) hz3_magazine_free(magazine, magazine, 1);
         }

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: the central store of a class, see span_store.h.
+#include "hz3/pages/span_store.h"
+
+#include "hz3/base/fatal.h"
+
+enum { CARVE_WINDOW = 64 };  // objects among which the order of carving spreads neighbours over cache lines
+
+static size_t room_of(const struct hz3_span *span) {
+  return span->free_count + (hz3_size_classes[span->size_class].objects - span->carved);
+}
+
+static void unlink_locked(struct hz3_span_store *store, struct hz3_span *span) {
+  if (span->list == HZ3_SPAN_NO_LIST) return;
+  if (span->prev != NULL) span->prev->next = span->next;
+  else store->lists[span->list] = span->next;
+  if (span->next != NULL) span->next->prev = span->prev;
+  span->list = HZ3_SPAN_NO_LIST;
+}
+
+// Puts the span where its room says, after the room changed.
+static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
+  size_t room = room_of(span), objects = hz3_size_classes[span->size_class].objects;
+  uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects));
+  if (list == span->list) return;
+  unlink_locked(store, span);
+  if (list == HZ3_SPAN_NO_LIST) return;
+  span->prev = NULL;
+  span->next = store->lists[list];
+  if (span->next != NULL) span->next->prev = span;
+  store->lists[list] = span;
+  span->list = list;
+}
+
+static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
+  for (int i = 0; i < HZ3_SPAN_LISTS; i++) {
+    if (store->lists[i] != NULL) return store->lists[i];
+  }
+  return NULL;
+}
+
+// Takes up to `count` returned objects out of the bitmap.
+static size_t take_returned(struct hz3_span *span, void **out, size_t count) {
+  char *base = hz3_pages_span_base(span);
+  size_t bytes = hz3_size_classes[span->size_class].bytes;
+  size_t wanted = hz3_min(count, span->free_count), left = wanted;
+  for (size_t w = 0; left > 0; w++) {
+    uint64_t word = span->free_words[w];
+    for (; word != 0 && left > 0; word &= word - 1) out[--left] = base + (w * 64 + (size_t)__builtin_ctzll(word)) * bytes;
+    span->free_words[w] = word;
+  }
+  span->free_count -= (uint32_t)wanted;
+  return wanted;
+}
+
+// Writes the addresses of `count` fresh objects so that the lowest is popped first (magazines are popped from the end): a
+// program then touches its pages in order. Objects smaller than a cache line are taken from every line of a small window in
+// turn, so that two that were asked for one after the other, and given to two threads, do not share a line
+// (docs/decisions/0012).
+static void carve(struct hz3_span *span, void **out, size_t count) {
+  size_t bytes = hz3_size_classes[span->size_class].bytes, per_line = (HZ3_CACHE_LINE + bytes - 1) / bytes;
+  char *at = hz3_pages_span_base(span) + span->carved * bytes;
+  span->carved += (uint32_t)count;
+  for (size_t left = count; left > 0;) {
+    size_t window = hz3_min(left, CARVE_WINDOW);
+    for (size_t first = 0; first < per_line; first++) {
+      for (size_t i = first; i < window; i += per_line) out[--left] = at + i * bytes;
+    }
+    at += window * bytes;
+  }
+}
+
+static size_t take_from(struct hz3_span *span, void **out, size_t count, bool *is_clean) {
+  size_t taken = span->free_count == 0 ? 0 : take_returned(span, out, count);
+  size_t fresh = hz3_min(count - taken, hz3_size_classes[span->size_class].objects - span->carved);
+  carve(span, out + taken, fresh);
+  if (taken > 0 || !span->is_clean) *is_clean = false;
+  return taken + fresh;
+}
+
+static size_t fetch_locked(struct hz3_span_store *store, void **out, size_t count, bool *is_clean) {
+  size_t got = 0;
+  struct hz3_span *span;
+  while (got < count && (span = fullest_locked(store)) != NULL) {
+    got += take_from(span, out + got, count - got, is_clean);
+    relist_locked(store, span);
+  }
+  hz3_add_to_figure(&store->live_objects, got);
+  return got;
+}
+
+size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t count, bool *is_clean) {
+  hz3_lock_acquire(&store->lock);
+  size_t got = fetch_locked(store, out, count, is_clean);
+  hz3_lock_release(&store->lock);
+  return got;
+}
+
+size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *fresh, void **out, size_t count, bool *is_clean) {
+  hz3_lock_acquire(&store->lock);
+  hz3_add_to_figure(&store->spans, 1);
+  relist_locked(store, fresh);
+  size_t got = fetch_locked(store, out, count, is_clean);
+  hz3_lock_release(&store->lock);
+  return got;
+}
+
+// After objects came back to the span: relists it; an entirely free one leaves the store and joins *retired.
+static void settle_locked(struct hz3_span_store *store, struct hz3_span *span, struct hz3_span **retired) {
+  if (span->free_count < span->carved) {
+    relist_locked(store, span);
+    return;
+  }
+  unlink_locked(store, span);
+  hz3_take_from_figure(&store->spans, 1);
+  span->next = *retired;
+  *retired = span;
+}
+
+struct hz3_span *hz3_span_store_release(struct hz3_span_store *store, unsigned size_class, void **objects, size_t count) {
+  const size_t bytes = hz3_size_classes[size_class].bytes, span_bytes = hz3_size_classes[size_class].slices * HZ3_SLICE_BYTES;
+  struct hz3_span *span = NULL, *retired = NULL;
+  char *base = NULL;
+  hz3_lock_acquire(&store->lock);
+  for (size_t i = 0; i < count; i++) {
+    size_t offset = (size_t)((char *)objects[i] - base);
+    if (span == NULL || offset >= span_bytes) {  // neighbours in a magazine mostly are of one span
+      if (span != NULL) settle_locked(store, span, &retired);
+      span = hz3_pages_span_of(objects[i]);
+      if (HZ3_UNLIKELY(span == NULL || span->size_class != size_class)) hz3_fatal(HZ3_FATAL_INVALID_FREE, objects[i], 0);
+      base = hz3_pages_span_base(span);
+      offset = (size_t)((char *)objects[i] - base);
+    }
+    size_t index = hz3_size_class_index(size_class, offset);
+    if (HZ3_UNLIKELY(index * bytes != offset || index >= span->carved)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, objects[i], bytes);
+    uint64_t bit = (uint64_t)1 << (index % 64);
+    if (HZ3_UNLIKELY(span->free_words[index / 64] & bit)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, objects[i], bytes);
+    span->free_words[index / 64] |= bit;
+    span->free_count++;
+  }
+  if (span != NULL) settle_locked(store, span, &retired);
+  hz3_take_from_figure(&store->live_objects, count);
+  hz3_lock_release(&store->lock);
+  return retired;
+}
