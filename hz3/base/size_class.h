@@ -72,8 +72,9 @@ unsigned hz3_size_class_of(size_t bytes);
 // Smallest class whose blocks of at least `bytes` are all aligned to `align` (a power of two <= 1 MiB); 0 if none.
 unsigned hz3_size_class_of_aligned(size_t bytes, size_t align);
 
+enum { HZ3_RECIPROCAL_BITS = 40 };
 HZ3_INLINE size_t hz3_size_class_index(unsigned size_class, size_t offset) {
-  return (size_t)((offset * hz3_size_classes[size_class].reciprocal) >> 40);
+  return (size_t)((offset * hz3_size_classes[size_class].reciprocal) >> HZ3_RECIPROCAL_BITS);
 }
 
 HZ3_END_DECLS

@@ -105,8 +105,27 @@ size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *
   return got;
 }
 
-// After objects came back to the span: relists it; an entirely free one leaves the store and joins *retired.
-static void settle_locked(struct hz3_span_store *store, struct hz3_span *span, struct hz3_span **retired) {
+// A run of objects of one span that come back together.
+struct run {
+  struct hz3_span *span;
+  char *base;
+  uint64_t *words, word;  // word: of words[at], in a register, because every store to memory would wait for the last
+  size_t at, carved;
+  uint32_t count;
+};
+
+static struct run run_of(unsigned size_class, void *object) {
+  struct hz3_span *span = hz3_pages_span_of(object);
+  if (HZ3_UNLIKELY(span == NULL || span->size_class != size_class)) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
+  uint64_t *words = span->free_words;
+  return (struct run){.span = span, .base = hz3_pages_span_base(span), .words = words, .word = words[0], .carved = span->carved};
+}
+
+// At the end of a run: relists the span; an entirely free one leaves the store and joins *retired.
+static void settle_locked(struct hz3_span_store *store, const struct run *run, struct hz3_span **retired) {
+  struct hz3_span *span = run->span;
+  run->words[run->at] = run->word;
+  span->free_count += run->count;
   if (span->free_count < span->carved) {
     relist_locked(store, span);
     return;
@@ -118,27 +137,32 @@ static void settle_locked(struct hz3_span_store *store, struct hz3_span *span, s
 }
 
 struct hz3_span *hz3_span_store_release(struct hz3_span_store *store, unsigned size_class, void **objects, size_t count) {
-  const size_t bytes = hz3_size_classes[size_class].bytes, span_bytes = hz3_size_classes[size_class].slices * HZ3_SLICE_BYTES;
-  struct hz3_span *span = NULL, *retired = NULL;
-  char *base = NULL;
+  const struct hz3_size_class class = hz3_size_classes[size_class];
+  struct hz3_span *retired = NULL;
+  if (count == 0) return NULL;
   hz3_lock_acquire(&store->lock);
+  struct run run = run_of(size_class, objects[0]);
   for (size_t i = 0; i < count; i++) {
-    size_t offset = (size_t)((char *)objects[i] - base);
-    if (span == NULL || offset >= span_bytes) {  // neighbours in a magazine mostly are of one span
-      if (span != NULL) settle_locked(store, span, &retired);
-      span = hz3_pages_span_of(objects[i]);
-      if (HZ3_UNLIKELY(span == NULL || span->size_class != size_class)) hz3_fatal(HZ3_FATAL_INVALID_FREE, objects[i], 0);
-      base = hz3_pages_span_base(span);
-      offset = (size_t)((char *)objects[i] - base);
+    size_t offset = (size_t)((char *)objects[i] - run.base);
+    if (offset >= class.slices * HZ3_SLICE_BYTES) {  // seldom: neighbours in a magazine mostly are of one span
+      settle_locked(store, &run, &retired);
+      run = run_of(size_class, objects[i]);
+      offset = (size_t)((char *)objects[i] - run.base);
     }
-    size_t index = hz3_size_class_index(size_class, offset);
-    if (HZ3_UNLIKELY(index * bytes != offset || index >= span->carved)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, objects[i], bytes);
+    size_t index = offset * class.reciprocal >> HZ3_RECIPROCAL_BITS;
+    if (HZ3_UNLIKELY(index * class.bytes != offset || index >= run.carved))
+      hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, objects[i], class.bytes);
+    if (index / 64 != run.at) {
+      run.words[run.at] = run.word;
+      run.at = index / 64;
+      run.word = run.words[run.at];
+    }
     uint64_t bit = (uint64_t)1 << (index % 64);
-    if (HZ3_UNLIKELY(span->free_words[index / 64] & bit)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, objects[i], bytes);
-    span->free_words[index / 64] |= bit;
-    span->free_count++;
+    if (HZ3_UNLIKELY(run.word & bit)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, objects[i], class.bytes);
+    run.word |= bit;
+    run.count++;
   }
-  if (span != NULL) settle_locked(store, span, &retired);
+  settle_locked(store, &run, &retired);
   hz3_take_from_figure(&store->live_objects, count);
   hz3_lock_release(&store->lock);
   return retired;
