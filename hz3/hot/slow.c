@@ -277,6 +277,8 @@ static void tick(struct hz3_heap *heap) {
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) drain_depot(heap, c, (hz3_depot_take_low_water(c) + 1) / 2);
   drain_parked(now - HZ3_TICK_MS);
   drain_shared();
+  hz3_pages_purge_idle();
+  hz3_large_purge_idle();
 }
 
 // Blocks that a signal handler freed while this heap was in a slow path.

@@ -54,6 +54,7 @@ static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) 
   hz3_ranges.live_bytes += place;
   hz3_ranges.live_blocks++;
   hz3_page_map_set_large(range->start, range);
+  hz3_ranges.dirty_low_water = hz3_min(hz3_ranges.dirty_low_water, hz3_ranges.dirty_bytes);
   if (range->was_purged && hz3_dirty_count_bytes(range->start, place) != place) hz3_retention_note_regret(&hz3_ranges.retention);
   return range;
 }
@@ -157,17 +158,25 @@ static bool unmap_range(struct hz3_range *range) {
   return gone;
 }
 
-// Purges the ranges that have been free longest until at most `keep_bytes` of dirty free memory are left.
+// The range that has been dirty longest, in no list any more, or the part of it that is to go; NULL if enough has gone.
+static struct hz3_range *take_oldest_locked(size_t keep_bytes, bool may_split) {
+  struct hz3_range *range = hz3_ranges.dirty_bytes > keep_bytes ? hz3_ranges.oldest_dirty : NULL;
+  if (range == NULL) return NULL;
+  size_t part = hz3_dirty_prefix_bytes(range->start, range->bytes, hz3_ranges.dirty_bytes - keep_bytes);
+  hz3_range_take_locked(range);
+  range->state = HZ3_RANGE_PURGING;
+  if (may_split && part < range->bytes) hz3_range_free_locked(hz3_range_split_locked(range, part));
+  return range;
+}
+
+// Purges what has been free longest until at most `keep_bytes` of dirty free memory are left.
 static bool purge_to(size_t keep_bytes) {
   bool any = false, clean = true;
   while (clean) {
+    bool may_split = hz3_ranges_reserve_descriptors(1);
     hz3_lock_acquire(&hz3_ranges.lock);
-    struct hz3_range *range = hz3_ranges.dirty_bytes > keep_bytes ? hz3_ranges.oldest_dirty : NULL;
-    if (range != NULL) {
-      if (!any) hz3_retention_note_purge(&hz3_ranges.retention);
-      hz3_range_take_locked(range);
-      range->state = HZ3_RANGE_PURGING;
-    }
+    struct hz3_range *range = take_oldest_locked(keep_bytes, may_split);
+    if (range != NULL && !any) hz3_retention_note_purge(&hz3_ranges.retention);
     hz3_lock_release(&hz3_ranges.lock);
     if (range == NULL) return any;
     clean = range->bytes >= UNMAP_MIN_BYTES ? unmap_range(range) : purge_range(range);
@@ -324,6 +333,16 @@ static bool unmap_free_ranges(void) {
     bin--;  // until the bin is empty
   }
   return any;
+}
+
+void hz3_large_purge_idle(void) {
+  hz3_lock_acquire(&hz3_ranges.lock);
+  size_t keep = hz3_ranges.dirty_bytes - hz3_min(hz3_ranges.dirty_low_water / 2, hz3_ranges.dirty_bytes);
+  hz3_lock_release(&hz3_ranges.lock);
+  purge_to(keep);
+  hz3_lock_acquire(&hz3_ranges.lock);
+  hz3_ranges.dirty_low_water = hz3_ranges.dirty_bytes;
+  hz3_lock_release(&hz3_ranges.lock);
 }
 
 bool hz3_large_trim(bool unmap) {

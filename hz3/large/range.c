@@ -188,6 +188,13 @@ size_t hz3_dirty_count_bytes(const char *start, size_t bytes) {
   return slices * HZ3_SLICE_BYTES;
 }
 
+size_t hz3_dirty_prefix_bytes(const char *start, size_t bytes, size_t dirty_bytes) {
+  struct dirty_walk walk = walk_of(start, bytes);
+  size_t found = 0;
+  while (found < dirty_bytes && walk_next(&walk)) found += (size_t)__builtin_popcount((unsigned)(*walk.word & walk.bits)) * HZ3_SLICE_BYTES;
+  return walk.at - (uintptr_t)start;
+}
+
 // Atomic: the other slices of the granule may belong to a block that another thread is growing or clearing.
 void hz3_dirty_mark(const char *start, size_t bytes) {
   for (struct dirty_walk walk = walk_of(start, bytes); walk_next(&walk);)

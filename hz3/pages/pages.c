@@ -93,6 +93,7 @@ static struct hz3_span *take_span_locked(unsigned size_class) {
   chunk->free &= ~mask;
   hz3_pages.free_slices -= count;
   hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(dirty));
+  hz3_pages.dirty_low_water = hz3_min(hz3_pages.dirty_low_water, hz3_pages.dirty_slices);
   if ((chunk->purged & mask) != 0) hz3_retention_note_regret(&hz3_pages.retention);
   chunk->purged &= ~mask;
   hz3_chunk_note_dirty_locked(chunk);

@@ -61,6 +61,8 @@ size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_by
 void hz3_retention_note_purge(struct hz3_retention *retention);
 void hz3_retention_note_regret(struct hz3_retention *retention);  // memory that was purged is handed out again
 
+// For the tick: gives back half of the dirty free memory that nobody needed since the last call.
+void hz3_pages_purge_idle(void);
 // Gives every free slice back to the kernel; with `unmap`, wholly free chunks leave the address space too.
 // True if anything was given back.
 bool hz3_pages_trim(bool unmap);

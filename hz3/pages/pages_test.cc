@@ -218,6 +218,22 @@ TEST_F(Pages, DirtyFreeMemoryIsPurgedToHalfOfTheLimit) {
   EXPECT_GE(purges, 1u);
 }
 
+TEST_F(Pages, TicksGiveHalfOfWhatNobodyNeeded) {
+  hz3_pages_purge_idle();
+  hz3_span *first = Alloc(kSliceClass), *second = Alloc(kSliceClass);
+  Free(first);
+  Free(second);
+  size_t dirty = Stats().dirty_bytes;
+  EXPECT_EQ(dirty, 2 * HZ3_SLICE_BYTES);
+  hz3_pages_purge_idle();
+  EXPECT_EQ(Stats().dirty_bytes, dirty) << "it has only just come";
+  Free(Alloc(kSliceClass));
+  hz3_pages_purge_idle();
+  EXPECT_EQ(Stats().dirty_bytes, dirty) << "half of the one that was not needed is none";
+  hz3_pages_purge_idle();
+  EXPECT_LT(Stats().dirty_bytes, dirty);
+}
+
 TEST_F(Pages, LockedMemoryStaysDirty) {
   hz3_span *span = Alloc(kSliceClass);
   char *base = hz3_pages_span_base(span);

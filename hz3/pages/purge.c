@@ -102,6 +102,15 @@ void hz3_pages_purge_to(size_t keep_bytes) {
   hz3_lock_release(&hz3_pages.lock);
 }
 
+void hz3_pages_purge_idle(void) {
+  hz3_lock_acquire(&hz3_pages.lock);
+  size_t keep = hz3_pages.dirty_slices - hz3_min(hz3_pages.dirty_low_water / 2, hz3_pages.dirty_slices);
+  while (hz3_pages.dirty_slices > keep && purge_oldest_locked()) {
+  }
+  hz3_pages.dirty_low_water = hz3_pages.dirty_slices;
+  hz3_lock_release(&hz3_pages.lock);
+}
+
 // Takes one wholly free chunk out of the address space. False if there is none, or the kernel refuses.
 static bool unmap_one_chunk(void) {
   hz3_lock_acquire(&hz3_pages.lock);
