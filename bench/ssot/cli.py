@@ -33,6 +33,7 @@ from bench.ssot import (
     report,
     results,
     stats,
+    sweep,
     terminal,
 )
 from bench.ssot.allocators import Allocator
@@ -45,6 +46,7 @@ COMMANDS = {
     "explain": explain,
     "record": record,
     "attribute": attribute,
+    "sweep": sweep,
 }
 # size -> (most rounds, seconds after which no new round starts, seconds for noisy cells)
 EFFORT = {

@@ -329,3 +329,42 @@ def history(series: dict[str, list[tuple[str, float, float, float]]],
         axis.set_xticks(list(xs)[::step], [p[0] for p in points][::step], rotation=30, ha="right")
         axis.set_title(name)
     return _svg(figure, "history")
+
+
+def sweep(curves: dict[str, dict[int, float]], classes: list[int], boxes: dict[int, str],
+          steps: list) -> str:
+    """Nanoseconds over bytes, both logarithmic; classes dotted, boxes dashed, steps ringed."""
+    figure, axis = plt.subplots(figsize=(9.6, 5.4))
+    low, high = min(map(min, curves.values())), max(map(max, curves.values()))
+    for size in (c for c in classes if low <= c <= high and c not in boxes):
+        axis.axvline(size, color=_THEME["grid"], linewidth=0.7, linestyle=":")
+    for size, name in boxes.items():
+        if low <= size <= high:
+            axis.axvline(size, color=_THEME["muted"], linewidth=1, linestyle="--")
+            axis.text(size, 0.99, f" {name}", rotation=90, va="top", size=8, color=_THEME["muted"],
+                      transform=axis.get_xaxis_transform())
+    names = list(curves)
+    for name, curve in curves.items():
+        sizes = sorted(curve)
+        axis.plot(sizes, [curve[s] for s in sizes], color=_style(names, name)[0], linewidth=1.3, label=name)
+    for step in steps:
+        axis.plot(step.above, step.after_ns, "o", markersize=9, markerfacecolor="none",
+                  markeredgecolor=_style(names, step.allocator)[0])
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    ticks = [1 << k for k in range(3, 64, 3) if low <= 1 << k <= high]
+    axis.set_xticks(ticks, [_binary(t) for t in ticks])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_formatter(FuncFormatter(_si))
+    axis.grid(axis="x", visible=False)
+    axis.set_xlabel("size of the block")
+    axis.set_ylabel("ns per malloc and free")
+    _legend(figure, axis, len(names))
+    return _svg(figure, "sweep")
+
+
+def _binary(value: int) -> str:
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if value >= 1 << power:
+            return f"{value >> power} {unit}"
+    return f"{value} B"

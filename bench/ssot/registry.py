@@ -134,6 +134,8 @@ SINGLE = [
          _sized("threads=1 pairs={n}", "40000", "30000", "400000"), floor=BUMP),
     Case("large_blocks", "large_blocks", "zero-filled blocks of 5 to 25 MiB replacing each other",
          _sized("iters={n}", "40", "40", "2000")),
+    Case("size_sweep", "size_sweep", "one size after the other, 8 B to 64 MiB; see ssot sweep",
+         _sized("rounds={n}", "1", "2", "5"), sets=RARE),
     Case("realloc_grow", "realloc_grow", "vectors that grow by half and by 16 B up to full length",
          _sized("max={n} vectors=4 rounds=1", "4194304", "67108864", "67108864")),
 ]

@@ -35,6 +35,7 @@ TINY = {
     "random_mixed": "20000 400 16 2048",
     "random_mixed_dist": "20000 400 16 32768 0x12345678 app",
     "realloc_grow": "100000 3 2",
+    "size_sweep": "8 100000 10 20 2",
     "thread_churn": "64 200",
     "tree": "10 3",
 }
@@ -196,6 +197,7 @@ class BadArguments(unittest.TestCase):
 
   def test_combinations(self):
     self.expect_complaint("random_mixed", "10 10 20 10", "smaller than min")
+    self.expect_complaint("size_sweep", "9 8", "max is smaller than min")
     self.expect_complaint("mt_remote", "ring_slots=1000", "power of two")
     self.expect_complaint("lifo", "--latency", "unknown option")
     for mode, message in (("zipf", "app or trimix"),
@@ -251,6 +253,32 @@ class ExactWork(unittest.TestCase):
       with self.subTest(program=program, arguments=arguments):
         _, mallocs, _, frees = self.count(program, arguments)
         self.assertEqual((mallocs, frees), (expected, expected))
+
+  def test_size_sweep(self):
+    # Every byte from 8 to 20; two rounds of 1 + 30 batches of 3 blocks each.
+    out, mallocs, asked, frees = self.count("size_sweep", "8 20 1 30 2 3")
+    sizes = range(8, 21)
+    self.assertEqual((mallocs, asked, frees),
+                     (len(sizes) * 186, sum(sizes) * 186, len(sizes) * 186))
+    self.assertEqual(int(fields(out, "size_sweep:")["ops"]), len(sizes) * 180)
+    # Above 200 bytes, 1 % is more than a byte; the last size is max itself.
+    sizes = [200]
+    while sizes[-1] < 70000:
+      sizes.append(min(70000, sizes[-1] + sizes[-1] // 100))
+    _, out, _ = run("size_sweep", "200 70000 1 2 1")
+    lines = [line for line in out.splitlines() if line.startswith("[SIZE] ")]
+    self.assertEqual([int(fields(line, "[SIZE]")["bytes"]) for line in lines],
+                     sizes)
+
+  def test_size_sweep_times_what_it_says(self):
+    # The probe's malloc takes 20 us: so does each pair, and the sum agrees.
+    status, out, _ = run("size_sweep", "64 66 1 50 2", "libmalloc_probe.so",
+                         PROBE="slow")
+    self.assertEqual(status, 0)
+    lines = [line for line in out.splitlines() if line.startswith("[SIZE] ")]
+    self.assertEqual(len(lines), 3)
+    for line in lines:
+      self.assertGreaterEqual(float(fields(line, "[SIZE]")["ns"]), 20000)
 
   def test_no_program_writes_beyond_its_blocks(self):
     for program, arguments in TINY.items():

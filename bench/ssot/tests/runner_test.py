@@ -218,6 +218,7 @@ class CommandLine(unittest.TestCase):
             (["--lib", f"x={PLANTED}", "--lib", f"x={PLANTED}", "--peers", "system"], "two allocators"),
             (["explain", "nosuchcase"], "unknown case"),
             (["history", "/nonexistent"], "no results.json"),
+            (["sweep", "--lib", f"x={PLANTED}", "--min", "9", "--max", "8"], "at least --min"),
         ):
             status, _, err = self.tool(*arguments)
             self.assertEqual(status, 2, arguments)
@@ -230,10 +231,23 @@ class CommandLine(unittest.TestCase):
                 machine.check_quiet(patience_s=0)
 
     def test_every_command_has_help_with_an_example(self):
-        for command in ([], ["compare"], ["history"], ["explain"], ["record"], ["attribute"]):
+        for command in ([], ["compare"], ["history"], ["explain"], ["record"], ["attribute"],
+                        ["sweep"]):
             status, out, _ = self.tool(*command, "--help")
             self.assertEqual(status, 0)
             self.assertIn("example", out)
+
+    def test_a_small_sweep(self):
+        with tempfile.TemporaryDirectory() as folder:
+            status, out, err = self.tool(
+                "sweep", "--lib", f"mine={PLANTED}", "--peers", "system", "--min", "1000", "--max", "1100",
+                "--runs", "2", "--out", folder)
+            self.assertEqual(status, 0, out + err)
+            rows = (Path(folder) / "sweep.tsv").read_text().splitlines()
+            sizes = [int(r.split("\t")[0]) for r in rows[1:] if r.split("\t")[1] == "mine"]
+            self.assertEqual((sizes[0], sizes[1], sizes[-1]), (1000, 1010, 1100))
+            self.assertEqual(len(rows), 1 + 2 * len(sizes))
+            self.assertIn("steps: ", out)
 
     def test_a_whole_small_run(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ from unittest import mock
 
 from bench.ssot import (
     ab, attribute, compare, details, explain, gate, history, places, programs, record, registry,
-    results, runner,
+    results, runner, sweep,
 )
 from bench.ssot.errors import UserError
 from bench.ssot.tests import fixture
@@ -123,6 +123,45 @@ class Registry(unittest.TestCase):
         args = explain.shorter(registry.by_name("mt_remote/t8/r50/guard"))
         self.assertIn("iters=25000", args)
         self.assertIn("threads=8", args)
+
+
+class Sweep(unittest.TestCase):
+    CURVE = {990: 5.0, 1000: 5.1, 1010: 10.1, 1020: 10.5, 1030: 30.0, 1040: 9.0, 2040: 9.1, 2060: 4.5}
+
+    def test_lines(self):
+        text = "[SIZE] bytes=8 ns=5.25\n[SIZE] bytes=9 ns=6.00\nsize_sweep: ops=4 ops/s=1\n"
+        self.assertEqual(sweep.parse(text), {8: 5.25, 9: 6.0})
+        self.assertEqual(sweep.least([{8: 5.0, 9: 9.0}, {8: 7.0, 9: 6.0}]), {8: 5.0, 9: 6.0})
+        with self.assertRaises(ValueError):
+            sweep.least([{8: 5.0}, {9: 5.0}])
+
+    def test_borders_are_those_of_the_header(self):
+        classes, boxes = sweep.borders((places.ROOT / sweep.SIZE_CLASSES).read_text())
+        self.assertEqual((classes[0], classes[-1], classes), (16, 1 << 20, sorted(set(classes))))
+        self.assertEqual(sorted(boxes), [2048, 32 << 10, 1 << 20])
+        with self.assertRaisesRegex(UserError, "no longer"):
+            sweep.borders("X(1, 0, 16, 1, 4096)")
+
+    def test_steps_up_and_down_and_where(self):
+        boxes = {2048: "small | medium"}
+        found = sweep.steps("mine", self.CURVE, 2.0, [1024, 2048], boxes)
+        self.assertEqual([(s.below, s.above, s.border) for s in found],
+                         [(1030, 1040, ""), (1020, 1030, "class of 1,024 B"), (2040, 2060, "small | medium")])
+        self.assertAlmostEqual(found[0].ratio, 30 / 9)
+        self.assertEqual(sweep.steps("mine", self.CURVE, 4.0, [], {}), [])
+
+    def test_files(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            found = sweep.write(folder, {"mine": self.CURVE, "flat": dict.fromkeys(self.CURVE, 7.0)}, 2.0, "a <b>")
+            self.assertEqual({s.allocator for s in found}, {"mine"})
+            rows = (folder / "sweep.tsv").read_text().splitlines()
+            self.assertEqual(rows[0], "bytes\tallocator\tns_per_pair")
+            self.assertEqual(len(rows), 1 + 2 * len(self.CURVE))
+            page = (folder / "sweep.html").read_text()
+        for part in ('id="sweep"', "<svg", "small | medium", "3.3×", "a &lt;b&gt;"):
+            self.assertIn(part, page)
+        self.assertNotIn("http://", page.replace("http://www.w3.org", ""))
 
 
 class Tables(unittest.TestCase):
