@@ -21,6 +21,7 @@ from bench.ssot import (
     allocators,
     attribute,
     compare,
+    contention,
     details,
     explain,
     gate,
@@ -47,6 +48,7 @@ COMMANDS = {
     "record": record,
     "attribute": attribute,
     "sweep": sweep,
+    "contention": contention,
 }
 # size -> (most rounds, seconds after which no new round starts, seconds for noisy cells)
 EFFORT = {

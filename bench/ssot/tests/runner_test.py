@@ -232,7 +232,7 @@ class CommandLine(unittest.TestCase):
 
     def test_every_command_has_help_with_an_example(self):
         for command in ([], ["compare"], ["history"], ["explain"], ["record"], ["attribute"],
-                        ["sweep"]):
+                        ["sweep"], ["contention"]):
             status, out, _ = self.tool(*command, "--help")
             self.assertEqual(status, 0)
             self.assertIn("example", out)

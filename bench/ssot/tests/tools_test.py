@@ -7,11 +7,12 @@ SPDX-License-Identifier: Apache-2.0
 import argparse
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 from bench.ssot import (
-    ab, attribute, compare, details, explain, gate, history, places, programs, record, registry,
+    ab, attribute, compare, contention, details, explain, gate, history, places, programs, record, registry,
     results, runner, sweep,
 )
 from bench.ssot.errors import UserError
@@ -123,6 +124,39 @@ class Registry(unittest.TestCase):
         args = explain.shorter(registry.by_name("mt_remote/t8/r50/guard"))
         self.assertIn("iters=25000", args)
         self.assertIn("threads=8", args)
+
+
+class Contention(unittest.TestCase):
+    def test_without_contention_it_is_the_closed_form(self):
+        for pop_share in (0.0, 0.5, 1.0):
+            quiet = contention.Machine(64, 1, op_ns=50000, objects=62, pop_share=pop_share)
+            self.assertAlmostEqual(contention.lost(quiet) / contention.without_contention(quiet), 1, delta=0.05)
+            self.assertAlmostEqual(contention.lost(replace(quiet, held=True)) / contention.lost(quiet), 1, delta=0.05)
+        # A core by itself always owns its line: a load and a swap, both hits.
+        alone = contention.Machine(1, 1, op_ns=5, objects=62, pop_share=0.0)
+        self.assertAlmostEqual(contention.lost(alone), 10 / (10 + 310), delta=0.005)
+
+    def test_at_saturation_it_is_the_closed_form(self):
+        # Served in turn, all others fail after a success and the winner loads anew: N + 1 transfers each.
+        for cores in (4, 16, 64):
+            full = contention.Machine(cores, 1, op_ns=1e-6, pop_share=0.0)
+            self.assertAlmostEqual(contention.exchange_ns(full) / (100 * (cores + 1)), 1, delta=0.05)
+            self.assertGreater(contention.lost(full), 0.99)
+            # Where the line is held, a success takes one transfer and one hit.
+            self.assertAlmostEqual(contention.exchange_ns(replace(full, held=True)) / 105, 1, delta=0.05)
+
+    def test_shards_are_machines_of_their_own(self):
+        point = contention.Machine(64, 8, op_ns=20, objects=126)
+        whole = contention.lost(point)
+        part = contention.lost(replace(point, cores=8, shards=1))
+        self.assertAlmostEqual(whole, part, delta=0.05)
+        self.assertGreater(contention.lost(replace(point, shards=1)), whole + 0.1)
+        self.assertEqual([contention.shards_of(c, 8, 16) for c in (1, 8, 9, 128, 256)], [1, 1, 2, 16, 16])
+
+    def test_a_common_pool_joins_what_the_shards_part(self):
+        sharded = contention.Machine(128, 16, op_ns=20, objects=126, pool_every=4, pool_shards=16)
+        common = contention.Machine(128, 16, op_ns=20, objects=126, pool_every=4)
+        self.assertGreater(contention.lost(common), contention.lost(sharded) + 0.1)
 
 
 class Sweep(unittest.TestCase):
