@@ -17,7 +17,7 @@ struct hz3_bin {
   void **top;  // one above the object freed last, which is returned next
   void **hi;   // top of a full bin
   void **lo;   // slots of the loaded magazine, top of an empty bin
-  void *unused;
+  void *unused;  // 32 bytes: two bins to a cache line, none across two
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_bin) == 32, "tags and bin offsets are class * 32");
 

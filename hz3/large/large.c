@@ -63,7 +63,8 @@ static bool map_more(size_t bytes) {
   hz3_lock_acquire(&hz3_ranges.lock);
   char *above = hz3_ranges.lowest == NULL ? NULL : hz3_ranges.lowest->start;
   hz3_lock_release(&hz3_ranges.lock);
-  char *start = (char *)hz3_os_map_aligned(above == NULL ? NULL : above - bytes, bytes, HZ3_SLICE_BYTES);
+  void *hint = above == NULL ? NULL : (void *)((uintptr_t)above - bytes);  // wraps for an absurd size, which then fails
+  char *start = (char *)hz3_os_map_aligned(hint, bytes, HZ3_SLICE_BYTES);
   if (start == NULL) return false;
   if (bytes >= HUGE_MIN_BYTES) hz3_os_advise_huge(start, bytes);
   if (!hz3_page_map_reserve(start, bytes)) {
