@@ -165,7 +165,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
                    "(default 1: every object changes threads)")
     p.add_argument("--transfer", default="100", metavar="NS,…", help="for a line of another core, 60 to 250")
     p.add_argument("--per-shard", type=int, default=8, help="CPUs per shard (default 8)")
-    p.add_argument("--most-shards", type=int, default=16, help="MAX_SHARDS of remote.c (default 16)")
+    p.add_argument("--most-shards", type=int, default=64, help="MAX_SHARDS of remote.c (default 64)")
 
 
 def _laid_out(one: Machine, layout: str, cores: int, options: argparse.Namespace) -> Machine:

@@ -9,11 +9,11 @@
 #include "hz3/config.h"
 #include "hz3/remote/stack.h"
 
-enum { MAX_SHARDS = 16, SLAB_UNITS = 128, UNIT_BYTES = 512, MAX_SLABS = 1 << (HZ3_STACK_INDEX_BITS - 7) };
+enum { MAX_SHARDS = 64, SLAB_UNITS = 128, UNIT_BYTES = 512, MAX_SLABS = 1 << (HZ3_STACK_INDEX_BITS - 7) };
 
 char *hz3_magazine_slabs[MAX_SLABS];
 static struct hz3_stack depot[MAX_SHARDS][HZ3_CLASS_COUNT];
-static struct hz3_stack pools[HZ3_MAGAZINE_LEVELS];
+static struct hz3_stack pools[MAX_SHARDS][HZ3_MAGAZINE_LEVELS];
 static unsigned shard_count = 1;
 
 static struct hz3_lock carve_lock = HZ3_LOCK_INIT(HZ3_RANK_MAGAZINES);
@@ -48,17 +48,20 @@ static struct hz3_magazine *carve_locked(unsigned level) {
 }
 
 struct hz3_magazine *hz3_magazine_alloc(unsigned level, uint32_t wanted, uint32_t *count) {
-  struct hz3_magazine *magazine = hz3_stack_pop(&pools[level], wanted, count);
-  if (magazine != NULL) return magazine;
+  unsigned own = own_shard();
+  for (unsigned i = 0; i < shard_count; i++) {
+    struct hz3_magazine *magazine = hz3_stack_pop(&pools[(own + i) % shard_count][level], wanted, count);
+    if (magazine != NULL) return magazine;
+  }
   hz3_lock_acquire(&carve_lock);
-  magazine = carve_locked(level);
+  struct hz3_magazine *magazine = carve_locked(level);
   hz3_lock_release(&carve_lock);
   *count = magazine != NULL;
   return magazine;
 }
 
 void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, uint32_t count) {
-  hz3_stack_push(&pools[first->level], first, last, count, true);
+  hz3_stack_push(&pools[own_shard()][first->level], first, last, count, true);
 }
 
 bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit) {
