@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <vector>
@@ -19,13 +20,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 namespace {
 
 volatile uint64_t current_program;
+const char* volatile current_file;
 
 // abort() comes from the checks, SIGSEGV from a broken heap.
 void say_program(int signal_number) {
-  char text[64];
-  int length = snprintf(text, sizeof text, "failed in program HZ3_TEST_SEED=%llu\n",
-                        static_cast<unsigned long long>(current_program));
-  (void)!write(2, text, static_cast<size_t>(length));
+  char text[300];
+  int length = current_file != nullptr
+                   ? snprintf(text, sizeof text, "failed in %s\n", current_file)
+                   : snprintf(text, sizeof text, "failed in program HZ3_TEST_SEED=%llu\n",
+                              static_cast<unsigned long long>(current_program));
+  (void)!write(2, text, std::min(sizeof text, static_cast<size_t>(length)));
   signal(signal_number, SIG_DFL);
   raise(signal_number);
 }
@@ -45,6 +49,8 @@ int main(int argc, char** argv) {
   signal(SIGSEGV, say_program);
   for (int i = 1; i < argc; i++) {
     std::ifstream file(argv[i], std::ios::binary);
+    REQUIRE(file.good());
+    current_file = argv[i];
     std::vector<uint8_t> program{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
     LLVMFuzzerTestOneInput(program.data(), program.size());
   }
