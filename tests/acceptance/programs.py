@@ -45,7 +45,8 @@ python3 - >big.c <<'END'
 print("struct s { int a, b; struct s *n; };")
 for i in range(1500):
     print("int f%d(struct s *p, int k) { int r = %d; while (p) { r += p->a * k - p->b / %d; if (r & %d) p = p->n;"
-          " else r ^= f%d(p->n, r %% 7); if (r > %d) break; } return r; }" % (i, i, i + 1, i % 31 + 1, max(0, i - 1), i))
+          " else r ^= f%d(p->n, r %% 7); if (r > %d) break; } return r; }"
+          % (i, i, i + 1, i % 31 + 1, max(0, i - 1), i))
 END
 """
 
