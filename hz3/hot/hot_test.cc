@@ -445,6 +445,26 @@ TEST_F(Hot, TicksDrainIdleBinsAndTheDepot) {
   EXPECT_LE(ClassStats(c).cached_objects * 128, 64 * HZ3_KIB);
 }
 
+TEST_F(Hot, BusyClassesGetBiggerMagazinesWithinABudget) {
+  if (HZ3_MAGAZINE_CAPACITY != hz3_magazine_capacity(0)) GTEST_SKIP() << "the lane fixes the capacity";
+  unsigned c = hz3_size_class_of(64);
+  std::vector<void *> blocks(1600);
+  for (size_t bytes : {64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256}) {
+    for (int round = 0; round < 20; round++) {
+      for (void *&block : blocks) block = hz3_malloc(bytes);
+      for (void *block : blocks) hz3_free(block);
+    }
+    EXPECT_LE(OwnHeap()->grown_bytes, size_t{HZ3_HEAP_BYTES} / 2);
+    ExpectHeapIsSound();
+    if (bytes != 64) continue;
+    EXPECT_GE(hz3_heap_cached_objects(OwnHeap(), c), blocks.size()) << "the whole swing fits by now";
+  }
+  DriveTicks(4);
+  EXPECT_EQ(hz3_heap_cached_objects(OwnHeap(), c), 0u) << "idle for several ticks";
+  hz3_trim();
+  EXPECT_EQ(OwnHeap()->grown_bytes, 0u);
+}
+
 TEST_F(Hot, TicksDrainParkedHeaps) {
   std::thread([] { hz3_free(hz3_malloc(700)); }).join();
   unsigned c = hz3_size_class_of(700);
