@@ -4,7 +4,8 @@
 // Locks: one for large blocks held back, rank QUARANTINE, nothing else under it. A block's word needs none: it belongs to
 //   whoever owns the block, or is about to get it from the allocator.
 // Invariant: a block of B bytes is asked for with at most B - 1, so its last byte is always canary. Live: canary from the
-//   first byte that was not asked for. Free: zero for the first CLEARED_BYTES, and {0, canary} in its last 16 bytes.
+//   first byte that was not asked for. Free: zero for the first CLEARED_BYTES and 16 bytes in the middle, and {0, canary} in
+//   its last 16 bytes.
 #include "hz3/hot/checked.h"
 
 #include <errno.h>
@@ -25,9 +26,6 @@
 
 // Cleared at free and compared at reuse; more would cost programs with big blocks more than all the other checks.
 #define CLEARED_BYTES ((size_t)32)
-// Classes up to here are 16 bytes apart, so that the first and the last word of a canary are all of it.
-#define FINE_CLASS_BYTES ((size_t)512)
-enum { CANARY_WORDS = 4 };  // behind the first one, above that
 
 // ---- state words ----
 
@@ -41,31 +39,49 @@ static uint32_t live_word(enum hz3_block_origin origin, size_t align, size_t byt
   return (word << USE_BITS | LIVE) << SIZE_BITS | (uint32_t)bytes;
 }
 static size_t word_bytes(uint32_t word) { return word & ((1u << SIZE_BITS) - 1); }
+#define FREED_WORD ((uint32_t)FREED << SIZE_BITS)
 static unsigned word_use(uint32_t word) { return word >> SIZE_BITS & 3; }
 static unsigned word_origin(uint32_t word) { return word >> (SIZE_BITS + USE_BITS) & 3; }
 static size_t word_align(uint32_t word) { return (size_t)1 << (word >> (SIZE_BITS + USE_BITS + ORIGIN_BITS)); }
+
+// What a lookup needs of a class: rows of 32 bytes, so that the offset of a bin is also that of a row.
+struct shape {
+  uint64_t reciprocal;  // as in struct hz3_size_class
+  size_t bytes;
+  uint64_t unused[2];
+};
+_Static_assert(sizeof(struct shape) == sizeof(struct hz3_bin) && sizeof(struct shape) == 1 << HZ3_OBJECT_CLASS_SHIFT, "rows");
+#define SHAPE(class, below, object_bytes, slices, objects) \
+  [class] = {.reciprocal = ((1ull << 40) + (object_bytes) - 1) / (object_bytes), .bytes = (object_bytes)},
+static const struct shape shapes[HZ3_CLASS_COUNT] = {HZ3_SIZE_CLASSES(SHAPE)};
+
+HZ3_INLINE const struct shape *shape_at(size_t class_offset) {
+  return (const struct shape *)((const char *)shapes + class_offset);
+}
 
 struct block {
   char *start;
   size_t bytes;  // of its class
   size_t index;  // in its span
   uint32_t *word;
-  unsigned size_class;
+  size_t class_offset;
 };
 
 enum found { FOUND, FOREIGN, INTERIOR };
 
+// What is left over behind the last object of a span has a word of its own, never used.
 HZ3_INLINE enum found find(const void *pointer, struct block *block) {
   uint64_t entry = hz3_object_map_entry(pointer);
   if (HZ3_UNLIKELY(entry == 0)) return FOREIGN;
-  unsigned c = hz3_object_class(entry);
-  size_t offset = hz3_object_offset(entry, pointer), index = hz3_size_class_index(c, offset), bytes = hz3_size_classes[c].bytes;
-  if (HZ3_UNLIKELY(index * bytes != offset || index >= hz3_size_classes[c].objects)) return INTERIOR;
+  const struct shape *shape = shape_at(hz3_object_class_offset(entry));
+  size_t offset = hz3_object_offset(entry, pointer), bytes = shape->bytes;
+  size_t index = offset * shape->reciprocal >> 40;
+  if (HZ3_UNLIKELY(index * bytes != offset)) return INTERIOR;
   *block = (struct block){.start = (char *)(uintptr_t)pointer,
                           .bytes = bytes,
                           .index = index,
                           .word = hz3_object_words(entry) + index,
-                          .size_class = c};
+                          .class_offset = hz3_object_class_offset(entry)};
   return FOUND;
 }
 
@@ -92,30 +108,39 @@ HZ3_INLINE uint64_t canary_of(const char *start) {
 
 HZ3_INLINE unsigned char last_canary_byte(void) { return (unsigned char)(canary_of(NULL) >> 56); }
 
-// Canary from `asked` to `bytes`: the word in which it begins and the last, which is all where classes are close; above, a
-// few words more, so that an overflow by up to 32 bytes shows. `asked` < `bytes`; the block and `bytes` are aligned to words.
-// What precedes `asked` in its word becomes that of `kept`.
-HZ3_INLINE void write_canary(char *start, size_t asked, size_t bytes, uint64_t canary, uint64_t kept) {
-  word64 *words = (word64 *)start;
-  size_t first = asked / 8, last = bytes / 8 - 1;
-  words[last] = canary;
-  if (bytes > FINE_CLASS_BYTES)
-    for (size_t i = 1; i <= CANARY_WORDS; i++) words[hz3_min(first + i, last)] = canary;
-  words[first] = (canary & ~(uint64_t)0 << (asked % 8 * 8)) | kept;
+typedef uint64_t __attribute__((vector_size(16), may_alias, aligned(1))) loose128;
+
+// Where the canary of a block of `bytes`, asked for with `asked` < `bytes`, is: in the 16 bytes at `first`, from `asked` on,
+// in those at `second`, and in the last 16. Where classes are 16 bytes apart that is all one place; above, it shows an
+// overflow by up to 25 bytes wherever it starts. No branch: sizes are what a processor can least predict.
+struct canary_places {
+  size_t first, second, last;
+  loose128 first_mask, mask;  // bytes that are canary: of the 16 at `first`; of the others
+};
+
+static const unsigned char canary_masks[32] = {[16] = 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255};
+
+HZ3_INLINE struct canary_places canary_places(size_t asked, size_t bytes) {
+  size_t last = bytes - sizeof(word128), first = hz3_min(asked & ~(size_t)7, last);
+  size_t second = hz3_min(first + sizeof(word128), last), excess = asked > second ? asked - second : 0;
+  return (struct canary_places){first, second, last, *(const loose128 *)(canary_masks + 16 - (asked - first)),
+                                *(const loose128 *)(canary_masks + 16 - excess)};
+}
+
+// With `keep`, what precedes `asked` stays; else it may become zero.
+HZ3_INLINE void write_canary(char *start, size_t asked, size_t bytes, uint64_t canary, bool keep) {
+  struct canary_places at = canary_places(asked, bytes);
+  loose128 all = {canary, canary}, first = all & at.first_mask;
+  if (keep) first |= *(loose128 *)(start + at.first) & ~at.first_mask;
+  *(loose128 *)(start + at.last) = *(loose128 *)(start + at.second) = all & at.mask;
+  *(loose128 *)(start + at.first) = first;
 }
 
 HZ3_INLINE bool canary_is_intact(const char *start, size_t asked, size_t bytes, uint64_t canary) {
-  const word64 *words = (const word64 *)start;
-  size_t first = asked / 8, last = bytes / 8 - 1;
-  uint64_t wrong = (words[first] ^ canary) >> (asked % 8 * 8), behind = words[last] ^ canary;
-  if (bytes > FINE_CLASS_BYTES)
-    for (size_t i = 1; i <= CANARY_WORDS; i++) behind |= words[hz3_min(first + i, last)] ^ canary;
-  return (wrong | (first == last ? 0 : behind)) == 0;
-}
-
-// What precedes `asked` in its word.
-HZ3_INLINE uint64_t kept_by(const char *start, size_t asked) {
-  return ((const word64 *)start)[asked / 8] & ~(~(uint64_t)0 << (asked % 8 * 8));
+  struct canary_places at = canary_places(asked, bytes);
+  loose128 all = {canary, canary}, wrong = (*(const loose128 *)(start + at.first) ^ all) & at.first_mask;
+  wrong |= ((*(const loose128 *)(start + at.second) ^ all) | (*(const loose128 *)(start + at.last) ^ all)) & at.mask;
+  return (wrong[0] | wrong[1]) == 0;
 }
 
 // A free block starts with CLEARED_BYTES of zeroes and ends with {0, canary}; small ones are all of that. An address that
@@ -126,16 +151,20 @@ HZ3_INLINE size_t second_part(size_t bytes) {
   return at;
 }
 
+// Where the 16 bytes in the middle are; `bytes` > 16.
+HZ3_INLINE size_t middle(size_t bytes) { return hz3_min(bytes / 2 & ~(size_t)15, bytes - 2 * sizeof(word128)); }
+
 HZ3_INLINE void clear_freed(char *start, size_t bytes, uint64_t canary) {
   // Never over the last byte, not even for a moment: another thread may be freeing the block to the right.
-  if (HZ3_LIKELY(bytes > sizeof(word128))) *(word128 *)start = *(word128 *)(start + second_part(bytes)) = (word128){0, 0};
+  if (HZ3_LIKELY(bytes > sizeof(word128)))
+    *(word128 *)start = *(word128 *)(start + second_part(bytes)) = *(word128 *)(start + middle(bytes)) = (word128){0, 0};
   *(word128 *)(start + bytes - sizeof(word128)) = (word128){0, canary};
 }
 
 HZ3_INLINE bool freed_is_intact(const char *start, size_t bytes, uint64_t canary) {
   word128 head = *(const word128 *)start | *(const word128 *)(start + second_part(bytes));
   word128 wrong = *(const word128 *)(start + bytes - sizeof(word128)) ^ (word128){0, canary};
-  if (HZ3_LIKELY(bytes > sizeof(word128))) wrong |= head;
+  if (HZ3_LIKELY(bytes > sizeof(word128))) wrong |= head | *(const word128 *)(start + middle(bytes));
   return (wrong[0] | wrong[1]) == 0;
 }
 
@@ -151,47 +180,73 @@ HZ3_INLINE bool left_is_intact(const char *start, size_t index) {
 
 // ---- quarantine ----
 
-// Freed blocks wait in line: each one that comes lets the oldest of its ring go. Rings for blocks up to 1 KiB, 32 KiB and
-// 1 MiB, bounded by counts that amount to 256 KiB, 512 KiB and 2 MiB per thread. Only the owning thread changes them; what
+// Freed blocks wait in line, up to 256 of them with 1 MiB. When one of the two is reached, the oldest go, all at once,
+// until half is left: so every block waits for at least 128 others, or 512 KiB. Only the owning thread changes the line. What
 // fork copies in between may have lost one block but has none twice.
-enum { RINGS = 3, SMALL_CLASS_LAST = 40 };
-static const uint16_t ring_first[RINGS] = {0, 256, 272}, ring_mask[RINGS] = {255, 15, 1};
-enum { SLOTS = 274 };
+enum { HELD_MAX = 256, HELD_KEPT = HELD_MAX / 2 };
+#define HELD_BYTES_MAX ((size_t)1024 * 1024)  // one block may exceed it
 
 struct hz3_quarantine {
-  uint32_t next[RINGS];
-  void *slots[SLOTS];
+  uint64_t slots[HELD_MAX];  // each a block and, above SLOT_BITS, its class's offset; 0 if empty
 };
 
-// Puts the block into the line and takes out the oldest, NULL if there is room yet.
-HZ3_INLINE void *exchange(struct hz3_quarantine *all, unsigned size_class, void *block) {
-  unsigned ring = (unsigned)(size_class > SMALL_CLASS_LAST) + (unsigned)(size_class > (unsigned)HZ3_TABLE_CLASS_LAST);
-  void **slot = &all->slots[ring_first[ring] + (all->next[ring]++ & ring_mask[ring])], *oldest = *slot;
-  *slot = block;
-  return oldest;
-}
+enum { SLOT_BITS = 48 };
 
-static HZ3_COLD struct hz3_quarantine *make_quarantine(struct hz3_heap *heap) {
-  heap->quarantine = (struct hz3_quarantine *)hz3_metadata_alloc(sizeof(struct hz3_quarantine));
-  return heap->quarantine;
-}
+static void *slot_block(uint64_t slot) { return (void *)(uintptr_t)(slot & (((uint64_t)1 << SLOT_BITS) - 1)); }
+static size_t slot_class_offset(uint64_t slot) { return slot >> SLOT_BITS; }
+static unsigned slot_class(uint64_t slot) { return (unsigned)(slot_class_offset(slot) / sizeof(struct hz3_bin)); }
 
-// Holds the cleared block back; lets another one go.
-HZ3_INLINE void hold_back(void *pointer, unsigned size_class) {
-  // No heap yet, or no more: the block is free at once. The same for a signal handler that came in between.
-  struct hz3_heap *heap = (struct hz3_heap *)hz3_heap_base();
-  if (HZ3_LIKELY(hz3_heap_offset != 0 && !heap->is_in_quarantine)) {
-    struct hz3_quarantine *all = heap->quarantine;
-    if (HZ3_LIKELY(all != NULL || (all = make_quarantine(heap)) != NULL)) {
-      heap->is_in_quarantine = true;
-      __atomic_signal_fence(__ATOMIC_SEQ_CST);
-      pointer = exchange(all, size_class, pointer);
-      __atomic_signal_fence(__ATOMIC_SEQ_CST);
-      heap->is_in_quarantine = false;
-      if (HZ3_UNLIKELY(pointer == NULL)) return;
-    }
+static HZ3_NOINLINE void let_oldest_go(struct hz3_heap *heap) {
+  uint64_t *slots = heap->quarantine->slots;
+  uint32_t next = heap->held_next, oldest = next - HELD_MAX;
+  size_t bytes = heap->held_bytes;
+  for (; next - oldest > HELD_KEPT || bytes > HELD_BYTES_MAX / 2; oldest++) {
+    uint64_t *slot = &slots[oldest % HELD_MAX], held = *slot;
+    if (HZ3_UNLIKELY(held == 0)) continue;
+    *slot = 0;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    bytes -= shape_at(slot_class_offset(held))->bytes;
+    struct hz3_bin *bin = (struct hz3_bin *)((char *)heap + slot_class_offset(held));
+    if (HZ3_LIKELY(bin->top != bin->hi)) hz3_bin_push(bin, slot_block(held));  // never there already: its word saw to that
+    else hz3_free_slow(slot_block(held));
   }
-  hz3_free(pointer);
+  heap->held_bytes = bytes;
+  heap->held_limit = oldest + HELD_MAX;
+}
+
+HZ3_INLINE void put_in_line(struct hz3_heap *heap, void *pointer, size_t class_offset, size_t bytes) {
+  heap->quarantine->slots[heap->held_next % HELD_MAX] = (uintptr_t)pointer | (uint64_t)class_offset << SLOT_BITS;
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+  heap->held_next++;
+  heap->held_bytes = bytes;
+}
+
+// The line is full, or does not exist yet.
+static HZ3_NOINLINE void hold_back_slow(void *pointer, size_t class_offset) {
+  struct hz3_heap *heap = (struct hz3_heap *)hz3_heap_base();
+  // No heap, or a signal handler while blocks are let go: the block is free at once. The same if there is no memory.
+  bool is_free_at_once = hz3_heap_offset == 0 || heap->is_letting_go;
+  if (!is_free_at_once && heap->quarantine == NULL)
+    heap->quarantine = (struct hz3_quarantine *)hz3_metadata_alloc(sizeof(struct hz3_quarantine));
+  if (is_free_at_once || heap->quarantine == NULL) {
+    hz3_free(pointer);
+    return;
+  }
+  heap->held_limit = heap->held_next;
+  heap->is_letting_go = true;
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+  let_oldest_go(heap);
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+  heap->is_letting_go = false;
+  put_in_line(heap, pointer, class_offset, heap->held_bytes + shape_at(class_offset)->bytes);
+}
+
+// Holds the cleared block back; may let others go.
+HZ3_INLINE void hold_back(const struct block *block) {
+  struct hz3_heap *heap = (struct hz3_heap *)hz3_heap_base();  // a thread without a heap has the empty one, always full
+  size_t bytes = heap->held_bytes + block->bytes;
+  if (HZ3_UNLIKELY(heap->held_next == heap->held_limit || bytes > HELD_BYTES_MAX)) hold_back_slow(block->start, block->class_offset);
+  else put_in_line(heap, block->start, block->class_offset, bytes);
 }
 
 void hz3_checked_inspect(void *const *objects, size_t count) {
@@ -206,31 +261,33 @@ void hz3_checked_inspect(void *const *objects, size_t count) {
 void hz3_checked_empty_quarantine(struct hz3_heap *heap) {
   struct hz3_quarantine *all = heap->quarantine;
   bool is_own = hz3_heap_offset != 0 && heap == (struct hz3_heap *)hz3_heap_base();
-  if (all == NULL || (is_own && heap->is_in_quarantine)) return;
-  for (size_t i = 0; i < SLOTS; i++) {
-    void *block = all->slots[i];
-    all->slots[i] = NULL;
-    if (block == NULL) continue;
-    unsigned c = hz3_object_class(hz3_object_map_entry(block));
+  if (all == NULL || (is_own && heap->is_letting_go)) return;
+  for (size_t i = 0; i < HELD_MAX; i++) {
+    if (all->slots[i] == 0) continue;
+    void *block = slot_block(all->slots[i]);
+    unsigned c = slot_class(all->slots[i]);
+    all->slots[i] = 0;
+    heap->held_bytes -= hz3_size_classes[c].bytes;
     hz3_checked_inspect(&block, 1);
     if (c <= HZ3_SMALL_CLASS_LAST) hz3_small_release(c, &block, 1);
     else hz3_medium_release(c, &block, 1);
   }
+  heap->held_limit = heap->held_next + HELD_MAX;
 }
 
 size_t hz3_checked_quarantined_bytes(const struct hz3_heap *heap) {
   const struct hz3_quarantine *all = heap->quarantine;
   size_t bytes = 0;
-  for (size_t i = 0; all != NULL && i < SLOTS; i++)
-    if (all->slots[i] != NULL) bytes += hz3_size_classes[hz3_object_class(hz3_object_map_entry(all->slots[i]))].bytes;
+  for (size_t i = 0; all != NULL && i < HELD_MAX; i++)
+    bytes += hz3_size_classes[slot_class(all->slots[i])].bytes;  // 0 for class 0, which is no class
   return bytes;
 }
 
 size_t hz3_checked_quarantined_objects(const struct hz3_heap *heap, unsigned size_class) {
   const struct hz3_quarantine *all = heap->quarantine;
   size_t objects = 0;
-  for (size_t i = 0; all != NULL && i < SLOTS; i++)
-    objects += all->slots[i] != NULL && hz3_object_class(hz3_object_map_entry(all->slots[i])) == size_class;
+  for (size_t i = 0; all != NULL && i < HELD_MAX; i++)
+    objects += slot_class(all->slots[i]) == size_class;
   return objects;
 }
 
@@ -259,7 +316,7 @@ static void *note_large(struct hz3_large_note *note, char *start, uint32_t word,
   note->word = word;
   char *end = start + hz3_large_usable_bytes(start), *guard = page_behind(start, asked);
   if (guard < end) hz3_os_protect(guard, (size_t)(end - guard));  // refused (too many maps): the canary has to do
-  if (start + asked < guard) write_canary(start, asked, (size_t)(guard - start), canary_of(start), kept_by(start, asked));
+  if (start + asked < guard) write_canary(start, asked, (size_t)(guard - start), canary_of(start), true);
   return start;
 }
 
@@ -296,26 +353,15 @@ static void check_claim(const char *start, size_t bytes, uint32_t word, size_t a
   if (align_counts && claim.align != word_align(word)) hz3_fatal(HZ3_FATAL_ALIGNED_DELETE, start, bytes);
 }
 
-// The first use of a block: its memory may be what another class left behind.
-static HZ3_NOINLINE void start_using(char *start, size_t index, size_t asked, bool zero) {
-  if (!hz3_object_is_clean(hz3_object_map_entry(start))) memset(start, 0, zero ? asked : hz3_min(asked, CLEARED_BYTES));
-  guard_left(start, index);
-}
-
-// A block on its way to the program: nobody may have written to it while it was free.
-HZ3_INLINE void prepare(const struct block *block, uint32_t word, size_t asked, bool zero) {
-  uint64_t canary = canary_of(block->start);
-  if (HZ3_LIKELY(word_use(*block->word) == FREED)) {
-    if (HZ3_UNLIKELY(!freed_is_intact(block->start, block->bytes, canary)))
-      hz3_fatal(HZ3_FATAL_USE_AFTER_FREE, block->start, block->bytes);
-    if (zero && block->bytes > CLEARED_BYTES + sizeof(word128) && asked > CLEARED_BYTES)
-      memset(block->start + CLEARED_BYTES, 0, asked - CLEARED_BYTES);
-  } else {
-    if (word_use(*block->word) == LIVE) hz3_fatal(HZ3_FATAL_CORRUPTED, block->start, block->bytes);
-    start_using(block->start, block->index, asked, zero);
-  }
-  write_canary(block->start, asked, block->bytes, canary, 0);
+// A block on its way to the program. Its memory may be what another class left behind, if it was never used.
+static HZ3_NOINLINE void *start_using(const struct block *block, uint32_t word, size_t asked, bool zero) {
+  if (word_use(*block->word) == LIVE) hz3_fatal(HZ3_FATAL_CORRUPTED, block->start, block->bytes);
+  if (!hz3_object_is_clean(hz3_object_map_entry(block->start)))
+    memset(block->start, 0, zero ? asked : hz3_min(asked, CLEARED_BYTES));
+  guard_left(block->start, block->index);
+  write_canary(block->start, asked, block->bytes, canary_of(block->start), false);
   *block->word = word;
+  return block->start;
 }
 
 static HZ3_NOINLINE void *alloc_large(uint32_t word, size_t align, size_t bytes, bool zero) {
@@ -331,36 +377,50 @@ static HZ3_NOINLINE void *alloc_large(uint32_t word, size_t align, size_t bytes,
   return note_large(hz3_large_note(start), start, word, bytes);
 }
 
-// As hz3_malloc.
-HZ3_INLINE void *alloc_plain(size_t bytes) {
-  if (HZ3_UNLIKELY(bytes > HZ3_TABLE_MAX)) return hz3_malloc_slow(bytes);
-  size_t offset = hz3_bin_offsets[(bytes + 15) / 16];
-  void *object = hz3_bin_pop(hz3_bin_at(offset));
-  if (HZ3_UNLIKELY(object == NULL)) return hz3_malloc_slow(bytes);
-  // Both ends of the block, long before its word is there to say what they must look like.
-  __builtin_prefetch(object);
-  __builtin_prefetch((char *)object + hz3_size_classes[offset / sizeof(struct hz3_bin)].bytes - 1);
-  return object;
-}
-
 // No class with this alignment, or a signal handler inside a slow path.
-static HZ3_NOINLINE void *note_unusual(char *start, uint32_t word, size_t bytes, bool zero) {
+static void *note_unusual(char *start, uint32_t word, size_t bytes, bool zero) {
   struct hz3_large_note *note = hz3_large_note(start);
   if (note == NULL) hz3_fatal(HZ3_FATAL_CORRUPTED, start, 0);
   if (zero) memset(start, 0, bytes);
   return note_large(note, start, word, bytes);
 }
 
-HZ3_INLINE void *alloc_block(enum hz3_block_origin origin, size_t align, size_t bytes, bool zero) {
+// A block that was free: nobody may have written to it since.
+HZ3_INLINE void *use_again(const struct block *block, uint32_t word, size_t asked, bool zero) {
+  uint64_t canary = canary_of(block->start);
+  if (HZ3_UNLIKELY(!freed_is_intact(block->start, block->bytes, canary)))
+    hz3_fatal(HZ3_FATAL_USE_AFTER_FREE, block->start, block->bytes);
+  if (zero && block->bytes > CLEARED_BYTES + sizeof(word128) && asked > CLEARED_BYTES)
+    memset(block->start + CLEARED_BYTES, 0, asked - CLEARED_BYTES);
+  write_canary(block->start, asked, block->bytes, canary, false);
+  *block->word = word;
+  return block->start;
+}
+
+static HZ3_NOINLINE void *prepare(char *start, uint32_t word, size_t asked, bool zero) {
+  struct block block;
+  if (HZ3_UNLIKELY(find(start, &block) != FOUND)) return note_unusual(start, word, asked, zero);
+  if (*block.word == FREED_WORD) return use_again(&block, word, asked, zero);
+  return start_using(&block, word, asked, zero);
+}
+
+// Everything but a block of the bins: bigger, aligned, or the bin is empty.
+static HZ3_NOINLINE void *alloc_slow(enum hz3_block_origin origin, size_t align, size_t bytes, bool zero) {
   if (HZ3_UNLIKELY(bytes >= HZ3_MEDIUM_MAX || align > HZ3_MEDIUM_MAX))
     return alloc_large(live_word(origin, align, HZ3_MEDIUM_MAX), align, bytes, zero);
+  char *start = (char *)(align <= 16 ? hz3_malloc_slow(bytes + 1) : hz3_aligned_alloc(align, bytes + 1));
+  return start == NULL ? NULL : prepare(start, live_word(origin, align, bytes), bytes, zero);
+}
+
+HZ3_INLINE void *alloc_block(enum hz3_block_origin origin, size_t align, size_t bytes, bool zero) {
+  if (HZ3_UNLIKELY(bytes >= HZ3_TABLE_MAX || align > 16)) return alloc_slow(origin, align, bytes, zero);
+  size_t offset = hz3_bin_offsets[bytes / 16 + 1];  // of bytes + 1
+  char *start = (char *)hz3_bin_pop(hz3_bin_at(offset));
+  if (HZ3_UNLIKELY(start == NULL)) return alloc_slow(origin, align, bytes, zero);
   uint32_t word = live_word(origin, align, bytes);
-  char *start = (char *)(HZ3_LIKELY(align <= 16) ? alloc_plain(bytes + 1) : hz3_aligned_alloc(align, bytes + 1));
-  if (HZ3_UNLIKELY(start == NULL)) return NULL;
   struct block block;
-  if (HZ3_UNLIKELY(find(start, &block) != FOUND)) return note_unusual(start, word, bytes, zero);
-  prepare(&block, word, bytes, zero);
-  return start;
+  if (HZ3_UNLIKELY(find(start, &block) != FOUND || *block.word != FREED_WORD)) return prepare(start, word, bytes, zero);
+  return use_again(&block, word, bytes, zero);
 }
 
 void *hz3_checked_malloc(size_t bytes) { return alloc_block(HZ3_FROM_MALLOC, 1, bytes, false); }
@@ -446,7 +506,7 @@ void hz3_checked_fork_release(void) { hz3_lock_release_for_fork(&held.lock); }
 static HZ3_NOINLINE void free_large(char *pointer, enum found found, struct hz3_claim claim) {
   struct hz3_large_note *note = check_large(pointer, found, &free_texts);
   check_claim(pointer, hz3_large_usable_bytes(pointer), note->word, note->asked_bytes, claim);
-  note->word = FREED << SIZE_BITS;
+  note->word = FREED_WORD;
   hold_back_large(pointer);
 }
 
@@ -463,8 +523,8 @@ HZ3_INLINE void free_block(void *pointer, struct hz3_claim claim) {
   check_surroundings(&block, word_bytes(word), canary);
   check_claim(block.start, block.bytes, word, word_bytes(word), claim);
   clear_freed(block.start, block.bytes, canary);
-  *block.word = FREED << SIZE_BITS;
-  hold_back(pointer, block.size_class);
+  *block.word = FREED_WORD;
+  hold_back(&block);
 }
 
 void hz3_checked_free(void *pointer) { free_block(pointer, (struct hz3_claim){HZ3_FROM_MALLOC, HZ3_UNSAID, HZ3_UNSAID}); }
@@ -482,7 +542,7 @@ static void *move(char *pointer, size_t old_bytes, size_t bytes) {
 // Moves the canary of a block that stays where it is, to end at `bytes`; the bytes that join the program's part become zero.
 static void move_canary(char *start, size_t old_asked, size_t asked, size_t bytes) {
   if (asked > old_asked) memset(start + old_asked, 0, asked - old_asked);
-  if (asked < bytes) write_canary(start, asked, bytes, canary_of(start), kept_by(start, asked));
+  if (asked < bytes) write_canary(start, asked, bytes, canary_of(start), true);
 }
 
 static void *realloc_large(char *pointer, enum found found, size_t bytes) {

@@ -166,7 +166,7 @@ static struct hz3_heap *start_thread(void) {
   if (!__atomic_load_n(&is_initialised, __ATOMIC_ACQUIRE)) initialise();
   struct hz3_heap *heap = adopt_heap();
   if (heap == NULL) return NULL;
-  heap->is_in_quarantine = false;  // left so by a thread that a fork cut off
+  heap->is_letting_go = false;  // left so by a thread that a fork cut off
   set_own_heap(heap);
   hook_into_libc();
   pthread_setspecific(exit_key, heap);  // may allocate: the heap is there already

@@ -33,8 +33,10 @@ struct hz3_heap {
   struct hz3_heap *next_heap;           // registry, never changes
   struct hz3_heap *next_parked;         // lock HEAPS
   size_t parked_bytes;                  // object bytes when it was parked, lock HEAPS
+  uint32_t held_next, held_limit;       // checked lane: the next slot of the quarantine; equal: full, or none yet
+  size_t held_bytes;                    // checked lane: object bytes in it
   struct hz3_quarantine *quarantine;    // checked lane: freed blocks held back, NULL until the first
-  bool is_in_quarantine;                // checked lane: a signal handler must keep out of it
+  bool is_letting_go;                   // checked lane: a signal handler must keep out of it
   void *deferred;                       // blocks freed by a signal handler inside a slow path, linked through themselves
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_heap) <= 4096, "a heap is one page");

@@ -11,7 +11,9 @@
 uint64_t *hz3_object_map_root[1 << HZ3_OBJECT_ROOT_BITS];
 
 static size_t words_bytes(unsigned size_class) {
-  return hz3_ceil_power_of_two(hz3_max(hz3_size_classes[size_class].objects, 2) * sizeof(uint32_t));
+  const struct hz3_size_class *shape = &hz3_size_classes[size_class];
+  size_t left_over = (size_t)shape->slices * HZ3_SLICE_BYTES - (size_t)shape->objects * shape->bytes;
+  return hz3_ceil_power_of_two(hz3_max(shape->objects + (left_over != 0), 2) * sizeof(uint32_t));
 }
 
 uint32_t *hz3_object_words_alloc(unsigned size_class) { return (uint32_t *)hz3_metadata_alloc_bitmap(words_bytes(size_class)); }
@@ -39,10 +41,11 @@ static uint64_t *slot_of(const char *base) {
 }
 
 void hz3_object_map_set(const char *base, unsigned size_class, bool is_clean, uint32_t *words) {
-  uint64_t entry = (uintptr_t)words | (uint64_t)size_class << HZ3_OBJECT_CLASS_SHIFT | (uint64_t)is_clean << HZ3_OBJECT_CLEAN_SHIFT;
+  uint64_t entry = (uint64_t)(uintptr_t)words << HZ3_OBJECT_WORDS_SHIFT | (uint64_t)size_class << HZ3_OBJECT_CLASS_SHIFT |
+                   (uint64_t)is_clean << HZ3_OBJECT_CLEAN_SHIFT;
   // Relaxed: whoever asks about a block got its pointer from the thread that entered the span, which orders the two.
   for (unsigned i = 0; i < hz3_size_classes[size_class].slices; i++)
-    __atomic_store_n(slot_of(base + i * HZ3_SLICE_BYTES), entry | (uint64_t)i << HZ3_OBJECT_SLICE_SHIFT, __ATOMIC_RELAXED);
+    __atomic_store_n(slot_of(base + i * HZ3_SLICE_BYTES), entry | i, __ATOMIC_RELAXED);
 }
 
 uint32_t *hz3_object_map_clear(const char *base, unsigned size_class) {

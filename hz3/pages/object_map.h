@@ -11,12 +11,12 @@
 
 HZ3_BEGIN_DECLS
 
-// An entry, for one slice: the words' address, the size class, the slice's index in its span, whether the span's memory
-// was zero when it was carved. 0: no span.
+// An entry, for one slice, so that each part is one or two instructions away: the slice's index in its span (4 bits),
+// whether the span's memory was zero when it was carved, the size class, the words' address. 0: no span.
 enum {
-  HZ3_OBJECT_CLASS_SHIFT = 48,
-  HZ3_OBJECT_SLICE_SHIFT = 55,
-  HZ3_OBJECT_CLEAN_SHIFT = 59,
+  HZ3_OBJECT_CLEAN_SHIFT = 4,
+  HZ3_OBJECT_CLASS_SHIFT = 5,
+  HZ3_OBJECT_WORDS_SHIFT = 16,
   HZ3_OBJECT_LEAF_BITS = 18,
   HZ3_OBJECT_ROOT_BITS = 48 - 16 - HZ3_OBJECT_LEAF_BITS
 };
@@ -24,27 +24,30 @@ enum {
 extern uint64_t *hz3_object_map_root[1 << HZ3_OBJECT_ROOT_BITS];
 
 HZ3_INLINE uint64_t hz3_object_map_entry(const void *pointer) {
-  size_t slice = (uintptr_t)pointer / HZ3_SLICE_BYTES;
-  if (HZ3_UNLIKELY(slice >> (HZ3_OBJECT_LEAF_BITS + HZ3_OBJECT_ROOT_BITS) != 0)) return 0;
+  size_t slice = (uintptr_t)pointer / HZ3_SLICE_BYTES, root = slice >> HZ3_OBJECT_LEAF_BITS;
+  if (HZ3_UNLIKELY(root >= (size_t)1 << HZ3_OBJECT_ROOT_BITS)) return 0;
   // Acquire: pairs with the release that publishes the leaf.
-  const uint64_t *leaf = __atomic_load_n(&hz3_object_map_root[slice >> HZ3_OBJECT_LEAF_BITS], __ATOMIC_ACQUIRE);
+  const uint64_t *leaf = __atomic_load_n(&hz3_object_map_root[root], __ATOMIC_ACQUIRE);
   if (HZ3_UNLIKELY(leaf == NULL)) return 0;
   return __atomic_load_n(&leaf[slice & (((size_t)1 << HZ3_OBJECT_LEAF_BITS) - 1)], __ATOMIC_RELAXED);
 }
 
-HZ3_INLINE unsigned hz3_object_class(uint64_t entry) { return (unsigned)(entry >> HZ3_OBJECT_CLASS_SHIFT & 127); }
+// The class times 32: the offset of its bin, and of its row in a table of rows of 32 bytes.
+HZ3_INLINE size_t hz3_object_class_offset(uint64_t entry) { return entry & (127 << HZ3_OBJECT_CLASS_SHIFT); }
+HZ3_INLINE unsigned hz3_object_class(uint64_t entry) { return (unsigned)(hz3_object_class_offset(entry) >> HZ3_OBJECT_CLASS_SHIFT); }
 HZ3_INLINE bool hz3_object_is_clean(uint64_t entry) { return entry >> HZ3_OBJECT_CLEAN_SHIFT & 1; }
 HZ3_INLINE uint32_t *hz3_object_words(uint64_t entry) {
-  return (uint32_t *)(uintptr_t)(entry & (((uint64_t)1 << HZ3_OBJECT_CLASS_SHIFT) - 1));
+  return (uint32_t *)(uintptr_t)(entry >> HZ3_OBJECT_WORDS_SHIFT);
 }
 // Offset of the address from the start of its span.
 HZ3_INLINE size_t hz3_object_offset(uint64_t entry, const void *pointer) {
-  return (uintptr_t)pointer % HZ3_SLICE_BYTES + (entry >> HZ3_OBJECT_SLICE_SHIFT & 15) * HZ3_SLICE_BYTES;
+  return (uintptr_t)pointer % HZ3_SLICE_BYTES + (entry & 15) * HZ3_SLICE_BYTES;
 }
 
 // Makes the map ready for [start, start + bytes). False when out of memory. Thread-safe.
 bool hz3_object_map_reserve(const void *start, size_t bytes);
-// Zeroed words for a span of the class, NULL when out of memory; and back.
+// Zeroed words for a span of the class, one for each object and for what is left over behind the last, so that the index of
+// no address in the span exceeds them; NULL when out of memory. And back.
 uint32_t *hz3_object_words_alloc(unsigned size_class);
 void hz3_object_words_free(unsigned size_class, uint32_t *words);
 // Enters a new span. The range must be reserved.

@@ -105,6 +105,24 @@ SCENARIO(separated_double_free_small) { free_twice_with_another_between<100>(); 
 SCENARIO(separated_double_free_big_small) { free_twice_with_another_between<1500>(); }
 SCENARIO(separated_double_free_medium) { free_twice_with_another_between<20000>(); }
 
+// What the block's neighbours went through in between does not matter.
+SCENARIO(double_free_after_reuse_of_neighbours) {
+  char *left = block_of(100), *p = block_of(100), *right = block_of(100);
+  free(p);
+  free(left);
+  free(right);
+  for (int i = 0; i < 50; i++) free(block_of(100));
+  free(misused(p));
+  malloc_trim(0);
+  churn_class(100);
+}
+SCENARIO(separated_double_free_large) {
+  char *p = block_of(5000000), *q = block_of(5000000);
+  free(p);
+  free(q);
+  free(misused(p));
+}
+
 SCENARIO(double_free_by_another_thread) {
   // One more block keeps the span alive: of a span that is gone nobody remembers which blocks were freed.
   char *p = block_of(200), *keeper = block_of(200);
@@ -126,6 +144,8 @@ void free_inside() {
 }
 SCENARIO(interior_small) { free_inside<100, 16>(); }
 SCENARIO(misaligned_small) { free_inside<100, 1>(); }
+SCENARIO(off_by_eight_small) { free_inside<100, 8>(); }
+SCENARIO(off_by_eight_medium) { free_inside<20000, 8>(); }
 SCENARIO(interior_medium) { free_inside<20000, 4096>(); }
 SCENARIO(interior_large) { free_inside<5000000, 65536>(); }
 SCENARIO(interior_large_page) { free_inside<5000000, 4096>(); }
@@ -144,23 +164,51 @@ SCENARIO(usable_size_after_free) {
   free(p);
   block_of(malloc_usable_size(misused(p)));
 }
-template <size_t kSize>
+SCENARIO(realloc_after_free_medium) {
+  char* p = block_of(300000);
+  free(p);
+  block_of(realloc(misused(p), 200) != nullptr);
+}
+SCENARIO(realloc_after_free_large) {
+  char* p = block_of(5000000);
+  free(p);
+  block_of(realloc(misused(p), 200) != nullptr);
+}
+SCENARIO(usable_size_after_free_large) {
+  char* p = block_of(5000000);
+  free(p);
+  block_of(malloc_usable_size(misused(p)));
+}
+template <size_t kSize, size_t kOffset = 24, size_t kBytes = 1>
 void write_after_free() {
   char* volatile p = misused(block_of(kSize));
   free(p);
-  p[24] = 1;  // of big blocks the first 32 bytes are looked at
+  memset(p + kOffset, 1, kBytes);
   // Each free may push it out of where freed blocks are held back, and each malloc may then be given it.
   for (int i = 0; i < 20000; i++) free(block_of(kSize));
 }
 SCENARIO(write_after_free_small) { write_after_free<100>(); }
 SCENARIO(write_after_free_medium) { write_after_free<20000>(); }
+SCENARIO(write_after_free_start) { write_after_free<100, 0, 1>(); }
+SCENARIO(write_after_free_middle) { write_after_free<128, 65, 1>(); }
+SCENARIO(write_after_free_end) { write_after_free<100, 99, 1>(); }
+SCENARIO(write_after_free_word) { write_after_free<16, 8, 8>(); }
+SCENARIO(write_after_free_all) { write_after_free<3000, 0, 3000>(); }
+SCENARIO(write_after_free_trimmed) {
+  char* volatile p = misused(block_of(100));
+  char* keeper = block_of(100);
+  free(p);
+  p[50] = 1;
+  malloc_trim(0);
+  free(keeper);
+}
 
 // --- writes around blocks
 
 template <size_t kSize>
 void write_behind() {
   char* volatile p = misused(block_of(kSize));
-  p[kSize] = 7;
+  p[kSize] = 6;  // every byte of a canary is odd
   free(p);
 }
 SCENARIO(overflow_tiny) { write_behind<1>(); }
@@ -168,10 +216,31 @@ SCENARIO(overflow_small) { write_behind<100>(); }
 SCENARIO(overflow_full_class) { write_behind<112>(); }
 SCENARIO(overflow_medium) { write_behind<20000>(); }
 SCENARIO(overflow_large) { write_behind<5000001>(); }
+SCENARIO(overflow_run) { write_behind<300000>(); }
+SCENARIO(overflow_calloc) {
+  char* volatile p = misused(static_cast<char*>(calloc(10, 10)));
+  p[100] = 2;
+  free(p);
+}
+SCENARIO(overflow_zero) {  // the byte that is written by mistake most often
+  char* volatile p = misused(block_of(24));
+  p[24] = 0;
+  free(p);
+}
+template <size_t kBytes>
+void write_before() {
+  char* p = block_of(100);
+  while (reinterpret_cast<uintptr_t>(p) % 65536 == 0) p = block_of(100);
+  char* volatile hidden = misused(p);
+  memset(hidden - kBytes, 6, kBytes);
+  free(hidden);
+}
+SCENARIO(underflow_byte) { write_before<1>(); }
+SCENARIO(underflow_word) { write_before<8>(); }
 SCENARIO(zero_size_access) { write_behind<0>(); }
 SCENARIO(overflow_seen_by_realloc) {
   char* volatile p = misused(block_of(100));
-  p[100] = 7;
+  p[100] = 6;
   block_of(realloc(p, 5000) != nullptr);
 }
 
@@ -191,6 +260,8 @@ const char kInterior[] = "free of a pointer into the middle of a block";
 const char kDouble[] = "double free";
 const char kOverflow[] = "write past the end of a block";
 const char kAfterFree[] = "write to a block after it was freed";
+const char kUnderflow[] = "write before the start of a block";
+const char kReallocFreed[] = "realloc of a block that was freed";
 const char kSize[] = "sized free with a size that does not fit the block";
 
 struct Misuse {
@@ -223,6 +294,10 @@ const Misuse kMisuses[] = {
     {"separated_double_free_big_small", kDouble, kDouble},
     {"separated_double_free_medium", kDouble, kDouble},
     {"double_free_by_another_thread", kDouble, kDouble},
+    {"double_free_after_reuse_of_neighbours", kDouble, kDouble},
+    {"separated_double_free_large", kInvalid, kDouble},
+    {"off_by_eight_small", kInterior, kInterior},
+    {"off_by_eight_medium", kInterior, kInterior},
     {"interior_small", kInterior, kInterior},
     {"misaligned_small", kInterior, kInterior},
     {"interior_medium", kInterior, kInterior},
@@ -231,14 +306,30 @@ const Misuse kMisuses[] = {
     {"realloc_interior", nullptr, "realloc of a pointer into the middle of a block"},
     {"usable_size_interior", nullptr, "malloc_usable_size of a pointer into the middle of a block"},
     {"realloc_after_free", nullptr, "realloc of a block that was freed"},
+    {"realloc_after_free_medium", nullptr, kReallocFreed},
+    // Its address is no block's any more.
+    {"realloc_after_free_large", "realloc of a pointer that this allocator did not return", kReallocFreed},
+    {"usable_size_after_free_large", "malloc_usable_size of a pointer that this allocator did not return",
+     "malloc_usable_size of a block that was freed"},
     {"usable_size_after_free", nullptr, "malloc_usable_size of a block that was freed"},
     {"write_after_free_small", nullptr, kAfterFree},
     {"write_after_free_medium", nullptr, kAfterFree},
+    {"write_after_free_start", nullptr, kAfterFree},
+    {"write_after_free_middle", nullptr, kAfterFree},
+    {"write_after_free_end", nullptr, kAfterFree},
+    {"write_after_free_word", nullptr, kAfterFree},
+    {"write_after_free_all", nullptr, kAfterFree},
+    {"write_after_free_trimmed", nullptr, kAfterFree},
     {"overflow_tiny", nullptr, kOverflow},
     {"overflow_small", nullptr, kOverflow},
     {"overflow_full_class", nullptr, kOverflow},
     {"overflow_medium", nullptr, kOverflow},
     {"overflow_large", nullptr, kOverflow},
+    {"overflow_run", nullptr, kOverflow},
+    {"overflow_calloc", nullptr, kOverflow},
+    {"overflow_zero", nullptr, kOverflow},
+    {"underflow_byte", nullptr, kUnderflow},
+    {"underflow_word", nullptr, kUnderflow},
     {"zero_size_access", nullptr, kOverflow},
     {"overflow_seen_by_realloc", nullptr, kOverflow},
     {"wrong_size_delete", nullptr, kSize},
