@@ -14,6 +14,9 @@
 
 // A bin is 32 bytes (asserted in hot/bin.h), so a class's tag is its bin's byte offset.
 enum { TAG_BYTES_PER_CLASS = 32, MAX_CHUNKS_PER_MAP = 16, ALIGNED_TRIES = 4 };
+// The checked lane puts a page without access behind each mapping of chunks. Each guard takes two of the process's
+// mappings (65,530 by default), so only the first chunks are mapped one by one, and far out there are no guards.
+enum { SINGLE_CHUNKS = 64, GUARDED_CHUNKS = 256 * 1024 };
 
 struct hz3_pages hz3_pages = {.lock = HZ3_LOCK_INIT(HZ3_RANK_PAGES), .retention = HZ3_RETENTION_INIT};
 
@@ -108,7 +111,7 @@ static struct hz3_span *take_span_locked(unsigned size_class) {
   return span;
 }
 
-static bool add_chunk(char *base) {
+static bool add_chunk(char *base, size_t guard_bytes) {
   if (!hz3_page_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
   if (HZ3_CHECKED && !hz3_object_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
   hz3_tag_map_cover(base, HZ3_CHUNK_BYTES);
@@ -119,6 +122,7 @@ static bool add_chunk(char *base) {
   if (chunk == NULL) chunk = (struct hz3_chunk *)hz3_metadata_alloc(sizeof *chunk);
   if (chunk == NULL) return false;
   chunk->base = base;
+  chunk->guard_bytes = (uint32_t)guard_bytes;
   hz3_page_map_set_chunk(chunk);
   hz3_lock_acquire(&hz3_pages.lock);
   chunk->free = ~(uint64_t)0;
@@ -132,18 +136,21 @@ static bool add_chunk(char *base) {
 
 // Maps more chunks: an eighth of what is there, so that big heaps make few system calls and little is over-reserved.
 static bool grow(void) {
-  size_t wanted = hz3_read_figure(&hz3_pages.chunks) / 8;
-  wanted = hz3_max(1, hz3_min(wanted, MAX_CHUNKS_PER_MAP));
+  size_t chunks = hz3_read_figure(&hz3_pages.chunks), wanted = hz3_max(1, hz3_min(chunks / 8, MAX_CHUNKS_PER_MAP));
+  if (HZ3_CHECKED && chunks < SINGLE_CHUNKS) wanted = 1;
+  size_t guard = HZ3_CHECKED && chunks < GUARDED_CHUNKS ? hz3_os_page_bytes() : 0;
   char *last = __atomic_load_n(&hz3_pages.last_base, __ATOMIC_RELAXED);
   for (; wanted > 0; wanted /= 2) {
     size_t bytes = wanted * HZ3_CHUNK_BYTES;
-    char *hint = last == NULL ? NULL : last - bytes;
-    char *base = (char *)hz3_os_map_aligned(hint, bytes, HZ3_CHUNK_BYTES);
+    // What lies between the guard and the next chunk is not mapped: it costs no limit anything.
+    char *hint = last == NULL ? NULL : last - bytes - (guard == 0 ? 0 : HZ3_CHUNK_BYTES);
+    char *base = (char *)hz3_os_map_aligned(hint, bytes + guard, HZ3_CHUNK_BYTES);
     if (base == NULL) continue;
+    if (guard != 0) hz3_os_protect(base + bytes, guard);  // refused (too many maps): a page that nobody uses
     __atomic_store_n(&hz3_pages.last_base, base, __ATOMIC_RELAXED);
     size_t added = 0;
-    while (added < wanted && add_chunk(base + added * HZ3_CHUNK_BYTES)) added++;
-    if (added < wanted) hz3_os_unmap(base + added * HZ3_CHUNK_BYTES, (wanted - added) * HZ3_CHUNK_BYTES);
+    while (added < wanted && add_chunk(base + added * HZ3_CHUNK_BYTES, added + 1 == wanted ? guard : 0)) added++;
+    if (added < wanted) hz3_os_unmap(base + added * HZ3_CHUNK_BYTES, (wanted - added) * HZ3_CHUNK_BYTES + guard);
     return added > 0;
   }
   return false;

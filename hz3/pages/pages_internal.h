@@ -19,6 +19,7 @@ struct hz3_chunk {
   uint64_t free, dirty, purged;        // one bit per slice, lock: pages; purged: given back and not used since
   struct hz3_chunk *next, *prev;       // list of chunks with the same longest free run
   struct hz3_chunk *dirty_next, *dirty_prev;  // chunks with dirty free slices, oldest first
+  uint32_t guard_bytes;  // checked lane: behind the chunk, without access; 0 for all but the last of a mapping
   uint8_t longest_run;
   bool on_dirty_list;
   uint8_t first_slice[HZ3_CHUNK_SLICES];  // first slice of the span that a slice belongs to

@@ -125,7 +125,7 @@ static bool unmap_one_chunk(void) {
   hz3_lock_release(&hz3_pages.lock);
   if (chunk == NULL) return false;
   hz3_page_map_clear_chunk(chunk);
-  bool unmapped = hz3_os_unmap(chunk->base, HZ3_CHUNK_BYTES);
+  bool unmapped = hz3_os_unmap(chunk->base, HZ3_CHUNK_BYTES + chunk->guard_bytes);
   if (!unmapped) hz3_page_map_set_chunk(chunk);  // too many maps: keep it
   hz3_lock_acquire(&hz3_pages.lock);
   if (unmapped) {

@@ -95,6 +95,18 @@ SCENARIO(touch_freed_large) {
 }
 TEST_F(CheckedTest, FreedLargeBlockFaults) { expect_end("touch_freed_large", "signal 11", ""); }
 
+// Spans of several chunks, neighbours in address space if nothing kept them apart; from the lowest of their blocks on,
+// everything is written over for as long as it takes.
+SCENARIO(overrun_of_spans) {
+  char* lowest = nullptr;
+  for (int i = 0; i < 60; i++) {
+    char* p = block_of(1000000);
+    if (lowest == nullptr || p < lowest) lowest = p;
+  }
+  for (volatile char* p = lowest; p < lowest + 4 * 1024 * 1024 + 4096; p += 64) *p = 1;
+}
+TEST_F(CheckedTest, OverrunOfSpansMeetsAGuard) { expect_end("overrun_of_spans", "signal 11", ""); }
+
 TEST_F(CheckedTest, UsableSizeIsWhatWasAskedFor) {
   for (size_t size : {0, 1, 15, 16, 17, 100, 4096, 20000, 300000, 1048576, 5000000}) {
     void* p = malloc(size);
