@@ -18,6 +18,7 @@
 #include "hz3/config.h"
 #include "hz3/hot/heap.h"
 #include "hz3/hot/hot.h"
+#include "hz3/hot/zero_size.h"
 #include "hz3/large/large.h"
 #include "hz3/medium/medium.h"
 #include "hz3/pages/object_map.h"
@@ -48,11 +49,14 @@ static size_t word_align(uint32_t word) { return (size_t)1 << (word >> (SIZE_BIT
 struct shape {
   uint64_t reciprocal;  // as in struct hz3_size_class
   size_t bytes;
-  uint64_t unused[2];
+  size_t charge;  // what a block that is held back counts for: above 1 KiB, more for the span that it pins
+  uint64_t unused;
 };
 _Static_assert(sizeof(struct shape) == sizeof(struct hz3_bin) && sizeof(struct shape) == 1 << HZ3_OBJECT_CLASS_SHIFT, "rows");
+#define CHARGE(bytes) ((bytes) <= 1024 ? (bytes) : (bytes) <= 2048 ? 16384 : (bytes) <= 65536 ? 65536 : (bytes))
 #define SHAPE(class, below, object_bytes, slices, objects) \
-  [class] = {.reciprocal = ((1ull << 40) + (object_bytes) - 1) / (object_bytes), .bytes = (object_bytes)},
+  [class] = {.reciprocal = ((1ull << 40) + (object_bytes) - 1) / (object_bytes), .bytes = (object_bytes), \
+             .charge = CHARGE(object_bytes)},
 static const struct shape shapes[HZ3_CLASS_COUNT] = {HZ3_SIZE_CLASSES(SHAPE)};
 
 HZ3_INLINE const struct shape *shape_at(size_t class_offset) {
@@ -64,7 +68,7 @@ struct block {
   size_t bytes;  // of its class
   size_t index;  // in its span
   uint32_t *word;
-  size_t class_offset;
+  size_t class_offset, charge;
 };
 
 enum found { FOUND, FOREIGN, INTERIOR };
@@ -81,7 +85,8 @@ HZ3_INLINE enum found find(const void *pointer, struct block *block) {
                           .bytes = bytes,
                           .index = index,
                           .word = hz3_object_words(entry) + index,
-                          .class_offset = hz3_object_class_offset(entry)};
+                          .class_offset = hz3_object_class_offset(entry),
+                          .charge = shape->charge};
   return FOUND;
 }
 
@@ -180,11 +185,11 @@ HZ3_INLINE bool left_is_intact(const char *start, size_t index) {
 
 // ---- quarantine ----
 
-// Freed blocks wait in line, up to 256 of them with 1 MiB. When one of the two is reached, the oldest go, all at once,
-// until half is left: so every block waits for at least 128 others, or 512 KiB. Only the owning thread changes the line. What
-// fork copies in between may have lost one block but has none twice.
+// Freed blocks wait in line, up to 256 of them with a charge of 1 MiB. When one of the two is reached, the oldest go, all
+// at once, until half is left: so every block waits for at least 128 others, or 512 KiB. Only the owning thread changes
+// the line. What fork copies in between may have lost one block but has none twice.
 enum { HELD_MAX = 256, HELD_KEPT = HELD_MAX / 2 };
-#define HELD_BYTES_MAX ((size_t)1024 * 1024)  // one block may exceed it
+#define HELD_CHARGE_MAX ((size_t)1024 * 1024)  // one block may exceed it
 
 struct hz3_quarantine {
   uint64_t slots[HELD_MAX];  // each a block and, above SLOT_BITS, its class's offset; 0 if empty
@@ -199,26 +204,26 @@ static unsigned slot_class(uint64_t slot) { return (unsigned)(slot_class_offset(
 static HZ3_NOINLINE void let_oldest_go(struct hz3_heap *heap) {
   uint64_t *slots = heap->quarantine->slots;
   uint32_t next = heap->held_next, oldest = next - HELD_MAX;
-  size_t bytes = heap->held_bytes;
-  for (; next - oldest > HELD_KEPT || bytes > HELD_BYTES_MAX / 2; oldest++) {
+  size_t charge = heap->held_charge;
+  for (; next - oldest > HELD_KEPT || charge > HELD_CHARGE_MAX / 2; oldest++) {
     uint64_t *slot = &slots[oldest % HELD_MAX], held = *slot;
     if (HZ3_UNLIKELY(held == 0)) continue;
     *slot = 0;
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
-    bytes -= shape_at(slot_class_offset(held))->bytes;
+    charge -= shape_at(slot_class_offset(held))->charge;
     struct hz3_bin *bin = (struct hz3_bin *)((char *)heap + slot_class_offset(held));
     if (HZ3_LIKELY(bin->top != bin->hi)) hz3_bin_push(bin, slot_block(held));  // never there already: its word saw to that
     else hz3_free_slow(slot_block(held));
   }
-  heap->held_bytes = bytes;
+  heap->held_charge = charge;
   heap->held_limit = oldest + HELD_MAX;
 }
 
-HZ3_INLINE void put_in_line(struct hz3_heap *heap, void *pointer, size_t class_offset, size_t bytes) {
+HZ3_INLINE void put_in_line(struct hz3_heap *heap, void *pointer, size_t class_offset, size_t charge) {
   heap->quarantine->slots[heap->held_next % HELD_MAX] = (uintptr_t)pointer | (uint64_t)class_offset << SLOT_BITS;
   __atomic_signal_fence(__ATOMIC_SEQ_CST);
   heap->held_next++;
-  heap->held_bytes = bytes;
+  heap->held_charge = charge;
 }
 
 // The line is full, or does not exist yet.
@@ -238,15 +243,15 @@ static HZ3_NOINLINE void hold_back_slow(void *pointer, size_t class_offset) {
   let_oldest_go(heap);
   __atomic_signal_fence(__ATOMIC_SEQ_CST);
   heap->is_letting_go = false;
-  put_in_line(heap, pointer, class_offset, heap->held_bytes + shape_at(class_offset)->bytes);
+  put_in_line(heap, pointer, class_offset, heap->held_charge + shape_at(class_offset)->charge);
 }
 
 // Holds the cleared block back; may let others go.
 HZ3_INLINE void hold_back(const struct block *block) {
   struct hz3_heap *heap = (struct hz3_heap *)hz3_heap_base();  // a thread without a heap has the empty one, always full
-  size_t bytes = heap->held_bytes + block->bytes;
-  if (HZ3_UNLIKELY(heap->held_next == heap->held_limit || bytes > HELD_BYTES_MAX)) hold_back_slow(block->start, block->class_offset);
-  else put_in_line(heap, block->start, block->class_offset, bytes);
+  size_t charge = heap->held_charge + block->charge;
+  if (HZ3_UNLIKELY(heap->held_next == heap->held_limit || charge > HELD_CHARGE_MAX)) hold_back_slow(block->start, block->class_offset);
+  else put_in_line(heap, block->start, block->class_offset, charge);
 }
 
 void hz3_checked_inspect(void *const *objects, size_t count) {
@@ -267,11 +272,11 @@ void hz3_checked_empty_quarantine(struct hz3_heap *heap) {
     void *block = slot_block(all->slots[i]);
     unsigned c = slot_class(all->slots[i]);
     all->slots[i] = 0;
-    heap->held_bytes -= hz3_size_classes[c].bytes;
     hz3_checked_inspect(&block, 1);
     if (c <= HZ3_SMALL_CLASS_LAST) hz3_small_release(c, &block, 1);
     else hz3_medium_release(c, &block, 1);
   }
+  heap->held_charge = 0;
   heap->held_limit = heap->held_next + HELD_MAX;
 }
 
@@ -404,16 +409,19 @@ static HZ3_NOINLINE void *prepare(char *start, uint32_t word, size_t asked, bool
   return start_using(&block, word, asked, zero);
 }
 
-// Everything but a block of the bins: bigger, aligned, or the bin is empty.
+// Everything but a block of the bins: bigger, aligned, of no bytes, or the bin is empty.
 static HZ3_NOINLINE void *alloc_slow(enum hz3_block_origin origin, size_t align, size_t bytes, bool zero) {
   if (HZ3_UNLIKELY(bytes >= HZ3_MEDIUM_MAX || align > HZ3_MEDIUM_MAX))
     return alloc_large(live_word(origin, align, HZ3_MEDIUM_MAX), align, bytes, zero);
+  void *nothing = bytes == 0 && align <= 16 ? hz3_zero_size_alloc(live_word(origin, align, 0)) : NULL;
+  if (nothing != NULL) return nothing;
   char *start = (char *)(align <= 16 ? hz3_malloc_slow(bytes + 1) : hz3_aligned_alloc(align, bytes + 1));
   return start == NULL ? NULL : prepare(start, live_word(origin, align, bytes), bytes, zero);
 }
 
 HZ3_INLINE void *alloc_block(enum hz3_block_origin origin, size_t align, size_t bytes, bool zero) {
-  if (HZ3_UNLIKELY(bytes >= HZ3_TABLE_MAX || align > 16)) return alloc_slow(origin, align, bytes, zero);
+  // Of no bytes or too many, in one comparison.
+  if (HZ3_UNLIKELY(bytes - 1 >= HZ3_TABLE_MAX - 1 || align > 16)) return alloc_slow(origin, align, bytes, zero);
   size_t offset = hz3_bin_offsets[bytes / 16 + 1];  // of bytes + 1
   char *start = (char *)hz3_bin_pop(hz3_bin_at(offset));
   if (HZ3_UNLIKELY(start == NULL)) return alloc_slow(origin, align, bytes, zero);
@@ -433,6 +441,15 @@ void *hz3_checked_alloc(enum hz3_block_origin origin, size_t align, size_t bytes
 static bool unguard(char *start, size_t asked) {
   char *end = start + hz3_large_usable_bytes(start), *guard = page_behind(start, asked);
   return guard >= end || hz3_os_make_writable(guard, (size_t)(end - guard));
+}
+
+// The record of a live block of no bytes; NULL if the pointer is none.
+static uint32_t *check_zero_size(const char *pointer, enum found found, const struct texts *texts) {
+  uint32_t *word = found == FOREIGN ? hz3_zero_size_word(pointer) : NULL;
+  if (word == NULL) return NULL;
+  if ((uintptr_t)pointer % 16 != 0) hz3_fatal(texts->interior, pointer, 0);
+  if (word_use(*word) != LIVE) die_not_live(pointer, 0, *word, texts);
+  return word;
 }
 
 static struct hz3_large_note *check_large(char *pointer, enum found found, const struct texts *texts) {
@@ -463,10 +480,26 @@ static char *take_oldest_held_locked(void) {
   return oldest;
 }
 
-static void let_go_of_large(char *start) {
-  // Refused (too many maps): the address space is lost, which harms nobody.
-  if (!hz3_os_make_writable(start, hz3_large_usable_bytes(start))) return;
+static void hold_again(char *start, size_t bytes) {
+  hz3_lock_acquire(&held.lock);
+  if (held.count < LARGE_HELD) {
+    held.blocks[held.count++] = start;
+    held.bytes += bytes;
+  }
+  hz3_lock_release(&held.lock);
+}
+
+// False if the kernel refuses to give access back (too many maps): then the block's memory goes, and its turn comes again;
+// if there is no room to wait, its address space is lost, which harms nobody.
+static bool let_go_of_large(char *start) {
+  size_t bytes = hz3_large_usable_bytes(start);
+  if (!hz3_os_make_writable(start, bytes)) {
+    hz3_os_purge(start, bytes);
+    hold_again(start, bytes);
+    return false;
+  }
   if (!hz3_large_free(start)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, start, 0);
+  return true;
 }
 
 static void hold_back_large(char *start) {
@@ -484,13 +517,15 @@ static void hold_back_large(char *start) {
 }
 
 bool hz3_checked_empty_large_quarantine(void) {
-  for (bool any = false;; any = true) {
+  bool any = false;
+  for (int i = 0; i < LARGE_HELD; i++) {
     hz3_lock_acquire(&held.lock);
     char *start = held.count == 0 ? NULL : take_oldest_held_locked();
     hz3_lock_release(&held.lock);
-    if (start == NULL) return any;
-    let_go_of_large(start);
+    if (start == NULL) break;
+    any |= let_go_of_large(start);
   }
+  return any;
 }
 
 void hz3_checked_get_held_large(size_t *blocks, size_t *bytes) {
@@ -500,10 +535,24 @@ void hz3_checked_get_held_large(size_t *blocks, size_t *bytes) {
   hz3_lock_release(&held.lock);
 }
 
-void hz3_checked_fork_prepare(void) { hz3_lock_acquire_for_fork(&held.lock); }
-void hz3_checked_fork_release(void) { hz3_lock_release_for_fork(&held.lock); }
+void hz3_checked_fork_prepare(void) {
+  hz3_lock_acquire_for_fork(&held.lock);
+  hz3_zero_size_fork_prepare();
+}
+
+void hz3_checked_fork_release(void) {
+  hz3_zero_size_fork_release();
+  hz3_lock_release_for_fork(&held.lock);
+}
 
 static HZ3_NOINLINE void free_large(char *pointer, enum found found, struct hz3_claim claim) {
+  uint32_t *zero_size = check_zero_size(pointer, found, &free_texts);
+  if (zero_size != NULL) {
+    check_claim(pointer, 0, *zero_size, 0, claim);
+    *zero_size = FREED_WORD;
+    hz3_zero_size_free(pointer);
+    return;
+  }
   struct hz3_large_note *note = check_large(pointer, found, &free_texts);
   check_claim(pointer, hz3_large_usable_bytes(pointer), note->word, note->asked_bytes, claim);
   note->word = FREED_WORD;
@@ -546,6 +595,7 @@ static void move_canary(char *start, size_t old_asked, size_t asked, size_t byte
 }
 
 static void *realloc_large(char *pointer, enum found found, size_t bytes) {
+  if (check_zero_size(pointer, found, &realloc_texts) != NULL) return move(pointer, 0, bytes);
   struct hz3_large_note *note = check_large(pointer, found, &realloc_texts);
   size_t page = hz3_os_page_bytes(), old_bytes = note->asked_bytes;
   char *guard = page_behind(pointer, old_bytes);
@@ -585,6 +635,7 @@ size_t hz3_checked_usable_size(const void *pointer) {
   if (pointer == NULL) return 0;
   struct block block;
   enum found found = find(pointer, &block);
+  if (check_zero_size((const char *)pointer, found, &usable_size_texts) != NULL) return 0;
   if (found != FOUND) return check_large((char *)(uintptr_t)pointer, found, &usable_size_texts)->asked_bytes;
   if (word_use(*block.word) != LIVE) die_not_live(block.start, block.bytes, *block.word, &usable_size_texts);
   return word_bytes(*block.word);

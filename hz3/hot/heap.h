@@ -34,7 +34,7 @@ struct hz3_heap {
   struct hz3_heap *next_parked;         // lock HEAPS
   size_t parked_bytes;                  // object bytes when it was parked, lock HEAPS
   uint32_t held_next, held_limit;       // checked lane: the next slot of the quarantine; equal: full, or none yet
-  size_t held_bytes;                    // checked lane: object bytes in it
+  size_t held_charge;                   // checked lane: of the blocks in it, see checked.c
   struct hz3_quarantine *quarantine;    // checked lane: freed blocks held back, NULL until the first
   bool is_letting_go;                   // checked lane: a signal handler must keep out of it
   void *deferred;                       // blocks freed by a signal handler inside a slow path, linked through themselves

@@ -95,6 +95,35 @@ SCENARIO(touch_freed_large) {
 }
 TEST_F(CheckedTest, FreedLargeBlockFaults) { expect_end("touch_freed_large", "signal 11", ""); }
 
+SCENARIO(read_of_no_bytes) { _exit(*static_cast<volatile char*>(block_of(0)) & 1); }
+SCENARIO(write_of_no_bytes) { *static_cast<volatile char*>(calloc(0, 8)) = 0; }
+SCENARIO(write_of_no_bytes_new) { *static_cast<volatile char*>(::operator new[](0)) = 1; }
+TEST_F(CheckedTest, ABlockOfNoBytesFaults) {
+  expect_end("read_of_no_bytes", "signal 11", "");
+  expect_end("write_of_no_bytes", "signal 11", "");
+  expect_end("write_of_no_bytes_new", "signal 11", "");
+}
+
+// More than have addresses without access: the others are ordinary blocks.
+TEST_F(CheckedTest, ManyBlocksOfNoBytes) {
+  std::vector<void*> blocks(100000);
+  for (int round = 0; round < 3; round++) {
+    for (void*& p : blocks) {
+      p = round == 1 ? calloc(0, 1) : malloc(0);
+      ASSERT_NE(p, nullptr);
+      ASSERT_EQ(malloc_usable_size(p), 0u);
+    }
+    std::vector<void*> sorted = blocks;
+    std::sort(sorted.begin(), sorted.end());
+    EXPECT_EQ(std::unique(sorted.begin(), sorted.end()), sorted.end());
+    for (size_t i = 0; i < blocks.size(); i += 2) {
+      blocks[i] = realloc(blocks[i], 24);
+      memset(blocks[i], 1, 24);
+    }
+    for (void* p : blocks) free(p);
+  }
+}
+
 // Spans of several chunks, neighbours in address space if nothing kept them apart; from the lowest of their blocks on,
 // everything is written over for as long as it takes.
 SCENARIO(overrun_of_spans) {

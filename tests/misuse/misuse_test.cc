@@ -86,6 +86,7 @@ SCENARIO(adjacent_double_free_tiny) { free_twice_in_a_row<8>(); }
 SCENARIO(adjacent_double_free_medium) { free_twice_in_a_row<20000>(); }
 SCENARIO(adjacent_double_free_run) { free_twice_in_a_row<300000>(); }
 SCENARIO(adjacent_double_free_large) { free_twice_in_a_row<5000000>(); }
+SCENARIO(adjacent_double_free_zero) { free_twice_in_a_row<0>(); }
 SCENARIO(adjacent_double_delete) {
   char* p = static_cast<char*>(::operator new(64));
   ::operator delete(p);
@@ -146,6 +147,7 @@ SCENARIO(interior_small) { free_inside<100, 16>(); }
 SCENARIO(misaligned_small) { free_inside<100, 1>(); }
 SCENARIO(off_by_eight_small) { free_inside<100, 8>(); }
 SCENARIO(off_by_eight_medium) { free_inside<20000, 8>(); }
+SCENARIO(interior_zero) { free_inside<0, 8>(); }
 SCENARIO(interior_medium) { free_inside<20000, 4096>(); }
 SCENARIO(interior_large) { free_inside<5000000, 65536>(); }
 SCENARIO(interior_large_page) { free_inside<5000000, 4096>(); }
@@ -237,7 +239,6 @@ void write_before() {
 }
 SCENARIO(underflow_byte) { write_before<1>(); }
 SCENARIO(underflow_word) { write_before<8>(); }
-SCENARIO(zero_size_access) { write_behind<0>(); }
 SCENARIO(overflow_seen_by_realloc) {
   char* volatile p = misused(block_of(100));
   p[100] = 6;
@@ -248,6 +249,7 @@ SCENARIO(overflow_seen_by_realloc) {
 
 SCENARIO(wrong_size_delete) { ::operator delete(misused(static_cast<char*>(::operator new(100))), 200); }
 SCENARIO(wrong_size_free) { free_sized(misused(block_of(100)), 99); }
+SCENARIO(wrong_size_zero) { free_sized(misused(block_of(0)), 1); }
 SCENARIO(wrong_size_large) { free_sized(misused(block_of(5000000)), 4000000); }
 SCENARIO(wrong_alignment) {
   free_aligned_sized(misused(static_cast<char*>(aligned_alloc(64, 100))), 128, 100);
@@ -289,6 +291,7 @@ const Misuse kMisuses[] = {
     {"adjacent_double_free_run", kDouble, kDouble},
     // Its address is no block's any more, and nobody remembers that it was.
     {"adjacent_double_free_large", kInvalid, kDouble},
+    {"adjacent_double_free_zero", kDouble, kDouble},
     {"adjacent_double_delete", kDouble, kDouble},
     {"separated_double_free_small", kDouble, kDouble},
     {"separated_double_free_big_small", kDouble, kDouble},
@@ -300,6 +303,7 @@ const Misuse kMisuses[] = {
     {"off_by_eight_medium", kInterior, kInterior},
     {"interior_small", kInterior, kInterior},
     {"misaligned_small", kInterior, kInterior},
+    {"interior_zero", kInterior, kInterior},
     {"interior_medium", kInterior, kInterior},
     {"interior_large", kInvalid, kInterior},
     {"interior_large_page", kInvalid, kInterior},
@@ -330,10 +334,10 @@ const Misuse kMisuses[] = {
     {"overflow_zero", nullptr, kOverflow},
     {"underflow_byte", nullptr, kUnderflow},
     {"underflow_word", nullptr, kUnderflow},
-    {"zero_size_access", nullptr, kOverflow},
     {"overflow_seen_by_realloc", nullptr, kOverflow},
     {"wrong_size_delete", nullptr, kSize},
     {"wrong_size_free", nullptr, kSize},
+    {"wrong_size_zero", nullptr, kSize},
     {"wrong_size_large", nullptr, kSize},
     {"wrong_alignment", nullptr, "aligned free with an alignment that does not fit the block"},
     {"delete_of_array", nullptr, "delete of a block from new[], or delete[] of a block from new"},
