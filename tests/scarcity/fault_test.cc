@@ -125,11 +125,6 @@ class Faults : public testing::Test {
     ASSERT_EQ(clean_.status, 0) << clean_.output;
     ASSERT_EQ(sscanf(clean_.output.c_str(), "%ld %ld", &clean_size_, &clean_resident_), 2);
     ASSERT_GT(clean_.calls, 5);
-    std::string lane;
-    ASSERT_EQ(hz3_test::run_program(20, {getenv("HZ3_VICTIM"), "lane"}, &lane), "exit 0") << lane;
-    if (lane != "checked\n") return;
-    // Held to survival alone: what quarantines and guards keep after failures is not bounded yet (docs/reliability.md).
-    spare_size_ = spare_resident_ = 1 << 30;
   }
 
   // Every n, or as many of them as the time allows, evenly spread; `window` calls fail from each n on.
@@ -161,6 +156,12 @@ TEST_F(Faults, OneCallFails) { inject_everywhere(1, 250); }
 
 TEST_F(Faults, FiveCallsFail) { inject_everywhere(5, 60); }
 
-TEST_F(Faults, AllFurtherCallsFail) { inject_everywhere(1000000, 100); }
+TEST_F(Faults, AllFurtherCallsFail) {
+  // The checked lane may lose what it can neither make accessible nor give back (docs/reliability.md).
+  std::string lane;
+  ASSERT_EQ(hz3_test::run_program(20, {getenv("HZ3_VICTIM"), "lane"}, &lane), "exit 0") << lane;
+  if (lane == "checked\n") spare_size_ = spare_resident_ = 1 << 30;
+  inject_everywhere(1000000, 100);
+}
 
 }  // namespace
