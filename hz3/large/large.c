@@ -160,14 +160,18 @@ static bool unmap_range(struct hz3_range *range) {
 }
 
 // The range that has been dirty longest, in no list any more, or the part of it that is to go; NULL if enough has gone.
+// Its end goes: blocks are cut from the start, so the next one would want what was purged there, and purge again.
 static struct hz3_range *take_oldest_locked(size_t keep_bytes, bool may_split) {
   struct hz3_range *range = hz3_ranges.dirty_bytes > keep_bytes ? hz3_ranges.oldest_dirty : NULL;
   if (range == NULL) return NULL;
-  size_t part = hz3_dirty_prefix_bytes(range->start, range->bytes, hz3_ranges.dirty_bytes - keep_bytes);
+  size_t part = hz3_dirty_suffix_bytes(range->start, range->bytes, hz3_ranges.dirty_bytes - keep_bytes);
   hz3_range_take_locked(range);
   range->state = HZ3_RANGE_PURGING;
-  if (may_split && part < range->bytes) hz3_range_free_locked(hz3_range_split_locked(range, part));
-  return range;
+  if (!may_split || part == range->bytes) return range;
+  struct hz3_range *end = hz3_range_split_locked(range, range->bytes - part);
+  end->state = HZ3_RANGE_PURGING;
+  hz3_range_free_locked(range);
+  return end;
 }
 
 // Purges what has been free longest until at most `keep_bytes` of dirty free memory are left.

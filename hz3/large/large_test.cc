@@ -308,6 +308,20 @@ TEST_F(Large, PurgeStopsAtTheLimit) {
   ExpectRangesAreSound();
 }
 
+TEST_F(Large, PurgeSparesWhatIsTakenNext) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MIN_BYTES < 4 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
+  char *block = Alloc(64 * HZ3_MIB - HZ3_SLICE_BYTES);
+  memset(block, 1, 64 * HZ3_MIB - HZ3_SLICE_BYTES);
+  Free(block);
+  size_t purges = Stats().purges;
+  for (int i = 0; i < 4; i++) {
+    block = Alloc(4 * HZ3_MIB);
+    EXPECT_EQ(hz3_dirty_count_bytes(block, 4 * HZ3_MIB), 4 * HZ3_MIB) << "no page fault for the next block";
+    Free(block);
+  }
+  EXPECT_EQ(Stats().purges, purges);
+}
+
 TEST_F(Large, TicksGiveHalfOfWhatNobodyNeeded) {
   if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
   char *block = Alloc(2 * HZ3_MIB);
@@ -337,7 +351,7 @@ TEST_F(Large, BigPurgedRangesLeaveTheAddressSpace) {
   block[0] = 1;
   Free(block);
   hz3_large_trim(false);
-  EXPECT_FALSE(IsMapped(block));
+  EXPECT_FALSE(IsMapped(block + 127 * HZ3_MIB));
   EXPECT_LE(Stats().mapped_bytes, hz3_ranges.retention.limit_bytes) << "all but what was retained";
 }
 

@@ -188,11 +188,14 @@ size_t hz3_dirty_count_bytes(const char *start, size_t bytes) {
   return slices * HZ3_SLICE_BYTES;
 }
 
-size_t hz3_dirty_prefix_bytes(const char *start, size_t bytes, size_t dirty_bytes) {
-  struct dirty_walk walk = walk_of(start, bytes);
-  size_t found = 0;
-  while (found < dirty_bytes && walk_next(&walk)) found += (size_t)__builtin_popcount((unsigned)(*walk.word & walk.bits)) * HZ3_SLICE_BYTES;
-  return walk.at - (uintptr_t)start;
+size_t hz3_dirty_suffix_bytes(const char *start, size_t bytes, size_t dirty_bytes) {
+  uintptr_t first = (uintptr_t)start, at = first + bytes;
+  for (size_t found = 0; found < dirty_bytes && at > first;) {
+    uintptr_t below = hz3_max((at - 1) & ~(uintptr_t)(HZ3_MIB - 1), first);
+    found += hz3_dirty_count_bytes((const char *)below, at - below);
+    at = below;
+  }
+  return first + bytes - at;
 }
 
 // Atomic: the other slices of the granule may belong to a block that another thread is growing or clearing.

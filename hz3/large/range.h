@@ -65,8 +65,8 @@ void hz3_range_recycle_locked(struct hz3_range *range);
 
 // Dirty bits of [start, start + bytes), both multiples of the slice.
 size_t hz3_dirty_count_bytes(const char *start, size_t bytes);
-// The shortest part at the start, in whole granules, that has at least so many dirty bytes; all of it if there are fewer.
-size_t hz3_dirty_prefix_bytes(const char *start, size_t bytes, size_t dirty_bytes);
+// The shortest part at the end, in whole granules, that has at least so many dirty bytes; all of it if there are fewer.
+size_t hz3_dirty_suffix_bytes(const char *start, size_t bytes, size_t dirty_bytes);
 void hz3_dirty_mark(const char *start, size_t bytes);
 void hz3_dirty_clear(const char *start, size_t bytes);
 bool hz3_dirty_test(const char *slice);
