@@ -87,6 +87,9 @@ def hz3_box(name, srcs, hdrs = [], deps = [], copts = [], visibility = None, **k
         **kwargs
     )
 
+# Both: the layering check wants who includes a header to depend on what exports it.
+_GTEST = ["@com_google_googletest//:gtest", "@com_google_googletest//:gtest_main"]
+
 def hz3_test(name, srcs, deps = [], copts = [], gtest = True, **kwargs):
     """A test that is compiled in the same lane as the code it tests."""
     cc_test(
@@ -96,7 +99,7 @@ def hz3_test(name, srcs, deps = [], copts = [], gtest = True, **kwargs):
         linkopts = ["-pthread"],
         linkstatic = True,
         toolchains = [_DEFINES],
-        deps = deps + (["@com_google_googletest//:gtest_main"] if gtest else []),
+        deps = deps + (_GTEST if gtest else []),
         **kwargs
     )
 
