@@ -10,7 +10,8 @@
 
 // HZ3_MAGAZINE_CAPACITY: objects in the smallest magazine of small classes. 62 pointers plus the header fill 512 bytes.
 // HZ3_MAGAZINE_BYTES: object bytes one magazine may hold for big classes; capacity = this / size, at least 16 up to 32 KiB.
-// HZ3_HEAP_BYTES: bytes a thread may keep in full spare magazines before it shares them through the depot.
+// HZ3_HEAP_BYTES: bytes a thread may keep in spare magazines before it shares them through the depot; half as many by which
+//   the magazines of busy classes may grow.
 // HZ3_DEPOT_BYTES: bytes of one class that the depot may keep at most; below it, a quarter of what is out of its spans.
 // HZ3_RETAIN_MIN_BYTES / HZ3_RETAIN_MAX_BYTES: dirty free memory kept from the kernel, per source (slices, large ranges).
 //   The bound starts at the minimum and doubles whenever purged memory was wanted again within a second.

@@ -137,7 +137,7 @@ SINGLE = [
     Case("size_sweep", "size_sweep", "one size after the other, 8 B to 64 MiB; see ssot sweep",
          _sized("rounds={n}", "1", "2", "5"), sets=RARE),
     Case("realloc_grow", "realloc_grow", "vectors that grow by half and by 16 B up to full length",
-         _sized("max={n} vectors=4 rounds=1", "4194304", "67108864", "67108864")),
+         _sized("max={n} vectors=2 rounds=2", "1048576", "4194304", "67108864")),
 ]
 
 RANGES = {"guard": (16, 2048), "main": (16, 32768), "cross128": (16, 131072)}
