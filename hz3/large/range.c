@@ -184,7 +184,7 @@ static bool walk_next(struct dirty_walk *walk) {
 size_t hz3_dirty_count_bytes(const char *start, size_t bytes) {
   size_t slices = 0;
   for (struct dirty_walk walk = walk_of(start, bytes); walk_next(&walk);)
-    slices += (size_t)__builtin_popcount((unsigned)(*walk.word & walk.bits));
+    slices += (size_t)__builtin_popcount(__atomic_load_n(walk.word, __ATOMIC_RELAXED) & (unsigned)walk.bits);
   return slices * HZ3_SLICE_BYTES;
 }
 
