@@ -21,6 +21,9 @@
 enum {
   SLOW_CALLS_PER_CLOCK = 64,       // how often a slow path looks at the clock
   FEWEST_OBJECTS = 16,             // a full bin of any class up to 32 KiB
+  BIG_LEVEL_MAX = 3,               // a bin of big objects may grow to this level: eight times the bytes of one magazine
+  GROWN_HEAP_BYTES = 4 * HZ3_HEAP_BYTES,     // by which all bins of a heap may grow, while those of all heaps together
+  GROWN_PROCESS_BYTES = 32 * HZ3_HEAP_BYTES, // grow by no more than this; half of HZ3_HEAP_BYTES every heap may have
   FIRST_REFILL = 8,                // objects: a thread that needs few gets few, then twice as many each time
   FIRST_REFILL_BYTES = 512,        // at least: as many cache lines as objects
   MISSES_TO_GROW = 32,             // slow paths of a class per tick that call for bigger magazines
@@ -31,13 +34,11 @@ enum {
 
 static uint64_t last_tick_ms;
 static uint32_t trim_epoch;
+static size_t grown_process_bytes;  // sum of all heaps' grown_bytes, atomic
 
 #define OFFSETS(class, below, bytes, slices, objects) \
   [(below) / 16 + ((below) != 0)...(bytes) / 16] = (class) * sizeof(struct hz3_bin),
 const uint16_t hz3_bin_offsets[HZ3_TABLE_MAX / 16 + 1] = {HZ3_TABLE_CLASSES(OFFSETS)};
-
-// Classes above this go to and from their spans one by one: the lock costs nothing beside touching such a block.
-#define CACHED_MAX_BYTES ((size_t)128 * 1024)
 
 static size_t class_bytes(unsigned c) { return hz3_size_classes[c].bytes; }
 
@@ -107,19 +108,29 @@ static void set_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazine *ma
   heap->spare[c] = magazine == NULL ? 0 : magazine->index;
 }
 
-// Objects the bin may hold: what the magazine can, and what the class's size allows.
-static size_t capacity_of(unsigned c, const struct hz3_magazine *magazine) {
-  size_t capacity = hz3_magazine_capacity(magazine->level), bytes = class_bytes(c);
-  if (magazine->level == 0) capacity = hz3_min(capacity, HZ3_MAGAZINE_CAPACITY);
-  size_t affordable = hz3_max(HZ3_MAGAZINE_BYTES / bytes, bytes <= HZ3_TABLE_MAX ? FEWEST_OBJECTS : 1);
-  return hz3_max(hz3_min(capacity, affordable), magazine->count);
+// Big objects are those of which the smallest magazine may not be full. Their bins grow by what they may hold, those of
+// the others by the size of their magazines.
+static bool is_big(unsigned c) { return class_bytes(c) > HZ3_MAGAZINE_BYTES / HZ3_MAGAZINE_CAPACITY; }
+
+// Objects a bin may hold at a level. 0: blocks of this class go to and from their spans one by one.
+static size_t capacity_at(unsigned c, unsigned level) {
+  size_t bytes = class_bytes(c);
+  if (!is_big(c)) return hz3_min(level == 0 ? HZ3_MAGAZINE_CAPACITY : hz3_magazine_capacity(level), HZ3_MAGAZINE_BYTES / bytes);
+  size_t least = bytes <= HZ3_TABLE_MAX ? FEWEST_OBJECTS : 0;
+  return hz3_min(HZ3_MAGAZINE_CAPACITY, hz3_max(((size_t)HZ3_MAGAZINE_BYTES << level) / bytes, least));
 }
+
+static size_t capacity_of(const struct hz3_heap *heap, unsigned c, const struct hz3_magazine *magazine) {
+  return hz3_max(capacity_at(c, is_big(c) ? heap->level[c] : magazine->level), magazine->count);
+}
+
+static unsigned magazine_level(const struct hz3_heap *heap, unsigned c) { return is_big(c) ? 0 : heap->level[c]; }
 
 static void load(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
   struct hz3_bin *bin = &heap->bins[c];
   void **slots = magazine->slots;
   bin->lo = slots;
-  bin->hi = slots + capacity_of(c, magazine);
+  bin->hi = slots + capacity_of(heap, c, magazine);
   bin->top = slots + magazine->count;
 }
 
@@ -139,7 +150,7 @@ static struct hz3_magazine *unload(struct hz3_heap *heap, unsigned c) {
 static bool spill_to_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazine *spare) {
   struct hz3_bin *bin = &heap->bins[c];
   size_t objects = (size_t)(bin->top - bin->lo), half = objects / 2;
-  if (half == 0 || spare->count + half > capacity_of(c, spare) || heap->spare_bytes + half * class_bytes(c) > HZ3_HEAP_BYTES)
+  if (half == 0 || spare->count + half > capacity_of(heap, c, spare) || heap->spare_bytes + half * class_bytes(c) > HZ3_HEAP_BYTES)
     return false;
   memcpy(spare->slots + spare->count, bin->lo, half * sizeof(void *));
   spare->count = (uint16_t)(spare->count + half);
@@ -160,19 +171,32 @@ static void draw_from_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazi
 }
 
 static void set_level(struct hz3_heap *heap, unsigned c, unsigned level) {
-  heap->grown_bytes += (hz3_magazine_capacity(level) - hz3_magazine_capacity(heap->level[c])) * class_bytes(c);
+  size_t bytes = (capacity_at(c, level) - capacity_at(c, heap->level[c])) * class_bytes(c);  // modulo 2^64: may be less
+  heap->grown_bytes += bytes;
+  __atomic_fetch_add(&grown_process_bytes, bytes, __ATOMIC_RELAXED);
   heap->level[c] = (uint8_t)level;
+  struct hz3_bin *bin = &heap->bins[c];
+  if (bin->lo != NULL && is_big(c)) bin->hi = bin->lo + hz3_max(capacity_at(c, level), (size_t)(bin->top - bin->lo));
 }
 
-// A bin that overflows or runs dry often gets bigger magazines, up to the bytes of one magazine and half the heap's.
+static bool may_grow(const struct hz3_heap *heap, unsigned c) {
+  unsigned level = heap->level[c];
+  size_t now = capacity_at(c, level), bytes = class_bytes(c);
+  if (is_big(c) ? level == BIG_LEVEL_MAX
+                : level + 1 == HZ3_MAGAZINE_LEVELS || 2 * now * bytes > HZ3_MAGAZINE_BYTES ||
+                      HZ3_MAGAZINE_CAPACITY != hz3_magazine_capacity(0))
+    return false;
+  size_t more = (capacity_at(c, level + 1) - now) * bytes, grown = heap->grown_bytes + more;
+  return grown <= HZ3_HEAP_BYTES / 2 || (grown <= GROWN_HEAP_BYTES &&
+         __atomic_load_n(&grown_process_bytes, __ATOMIC_RELAXED) + more <= GROWN_PROCESS_BYTES);
+}
+
+// A bin that overflows or runs dry often may hold more, as long as the budgets last.
 static void note_slow(struct hz3_heap *heap, unsigned c) {
   heap->used_bits[c / 64] |= (uint64_t)1 << (c % 64);
   if (heap->misses[c] < MISSES_TO_GROW) heap->misses[c]++;
-  size_t level = heap->level[c], bytes = hz3_magazine_capacity(level) * class_bytes(c);  // of one more, and twice that in all
-  if (heap->misses[c] < MISSES_TO_GROW || level + 1 == HZ3_MAGAZINE_LEVELS || 2 * bytes > HZ3_MAGAZINE_BYTES ||
-      heap->grown_bytes + bytes > HZ3_HEAP_BYTES / 2 || HZ3_MAGAZINE_CAPACITY != hz3_magazine_capacity(0))
-    return;
-  set_level(heap, c, level + 1);
+  if (heap->misses[c] < MISSES_TO_GROW || !may_grow(heap, c)) return;
+  set_level(heap, c, heap->level[c] + 1u);
   heap->misses[c] = 0;
 }
 
@@ -224,6 +248,12 @@ static void flush_class(struct hz3_heap *heap, unsigned c) {
   heap->refill[c] = heap->misses[c] = 0;
 }
 
+static void lower_level(struct hz3_heap *heap, unsigned c) {
+  unsigned level = heap->level[c] - 1u;
+  if (capacity_at(c, level) == 0) flush_class(heap, c);  // nobody looks into the bin of such a class
+  else set_level(heap, c, level);
+}
+
 void hz3_heap_flush(struct hz3_heap *heap) {
   if (HZ3_CHECKED) hz3_checked_empty_quarantine(heap);
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) flush_class(heap, c);
@@ -262,7 +292,7 @@ static void tick_own(struct hz3_heap *heap, uint64_t now) {
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
     bool idle = (heap->used_bits[c / 64] >> (c % 64) & 1) == 0;
     if (heap->bins[c].lo != NULL && (idle || everything)) flush_class(heap, c);
-    if (heap->misses[c] < 2 && heap->level[c] > 0) set_level(heap, c, heap->level[c] - 1u);
+    if (heap->misses[c] < 2 && heap->level[c] > 0) lower_level(heap, c);
     heap->misses[c] = 0;
   }
   heap->used_bits[0] = heap->used_bits[1] = 0;
@@ -319,7 +349,7 @@ static bool reclaim(struct hz3_heap *heap) {
 
 static size_t refill_count(struct hz3_heap *heap, unsigned c, const struct hz3_magazine *magazine) {
   size_t count = heap->refill[c] == 0 ? hz3_max(FIRST_REFILL, FIRST_REFILL_BYTES / class_bytes(c)) : heap->refill[c];
-  count = hz3_min(count, capacity_of(c, magazine));
+  count = hz3_min(count, capacity_of(heap, c, magazine));
   heap->refill[c] = (uint16_t)(count * 2);
   return count;
 }
@@ -327,7 +357,6 @@ static size_t refill_count(struct hz3_heap *heap, unsigned c, const struct hz3_m
 // Puts objects into an empty bin: own spare, the depot, the spans. False when out of memory.
 static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   *is_clean = false;
-  note_slow(heap, c);
   struct hz3_magazine *spare = spare_of(heap, c);
   if (spare != NULL && spare->count > 0) {
     draw_from_spare(heap, c, spare);
@@ -336,14 +365,14 @@ static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   struct hz3_magazine *full = hz3_depot_pop(c);
   if (full != NULL) {
     struct hz3_magazine *empty = unload(heap, c);
-    if (empty != NULL && spare == NULL && empty->level == heap->level[c]) set_spare(heap, c, empty);
+    if (empty != NULL && spare == NULL && empty->level == magazine_level(heap, c)) set_spare(heap, c, empty);
     else if (empty != NULL) put_empty(heap, empty);
     load(heap, c, full);
     return true;
   }
   struct hz3_magazine *magazine = unload(heap, c);
-  if (magazine == NULL || magazine->level < heap->level[c]) {
-    struct hz3_magazine *bigger = take_empty(heap, heap->level[c]);
+  if (magazine == NULL || magazine->level < magazine_level(heap, c)) {
+    struct hz3_magazine *bigger = take_empty(heap, magazine_level(heap, c));
     if (magazine != NULL && bigger != NULL) put_empty(heap, magazine);
     if (bigger != NULL) magazine = bigger;
   }
@@ -354,8 +383,6 @@ static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   return got > 0;
 }
 
-static bool is_cached(unsigned c) { return class_bytes(c) <= CACHED_MAX_BYTES; }
-
 static void *alloc_uncached(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   void *object;
   if (fetch(c, &object, 1, is_clean) != 0 || (reclaim(heap) && fetch(c, &object, 1, is_clean) != 0)) return object;
@@ -363,10 +390,12 @@ static void *alloc_uncached(struct hz3_heap *heap, unsigned c, bool *is_clean) {
 }
 
 static void *alloc_class(struct hz3_heap *heap, unsigned c, bool *is_clean) {
-  if (!is_cached(c)) return alloc_uncached(heap, c, is_clean);
   *is_clean = false;
   void *object = hz3_bin_pop(&heap->bins[c]);
-  if (object == NULL && (refill(heap, c, is_clean) || (reclaim(heap) && refill(heap, c, is_clean))))
+  if (object != NULL) return object;
+  note_slow(heap, c);
+  if (capacity_at(c, heap->level[c]) == 0) return alloc_uncached(heap, c, is_clean);
+  if ( (refill(heap, c, is_clean) || (reclaim(heap) && refill(heap, c, is_clean))))
     object = hz3_bin_pop(&heap->bins[c]);
   return object;
 }
@@ -432,7 +461,7 @@ static void shrink_bin(struct hz3_heap *heap, unsigned c, size_t capacity) {
 
 // A full bin whose class has come to bigger magazines moves into one. False when there is no memory for it.
 static bool enlarge(struct hz3_heap *heap, unsigned c) {
-  struct hz3_magazine *bigger = take_empty(heap, heap->level[c]);
+  struct hz3_magazine *bigger = take_empty(heap, magazine_level(heap, c));
   if (bigger == NULL) return false;
   struct hz3_magazine *magazine = unload(heap, c);
   memcpy(bigger->slots, magazine->slots, magazine->count * sizeof(void *));
@@ -442,20 +471,25 @@ static bool enlarge(struct hz3_heap *heap, unsigned c) {
   return true;
 }
 
-// Makes room in a full or missing bin. False when there is no memory for a magazine.
+// Makes room in a full or missing bin. False if the class has none, or when there is no memory for a magazine.
 static bool make_room(struct hz3_heap *heap, unsigned c) {
   note_slow(heap, c);
-  if (heap->bins[c].lo != NULL) {
-    size_t capacity = shrinking_capacity(c, capacity_of(c, hz3_magazine_of_slots(heap->bins[c].lo)));
+  struct hz3_bin *bin = &heap->bins[c];
+  if (bin->lo != NULL) {
+    struct hz3_magazine *magazine = hz3_magazine_of_slots(bin->lo);
+    size_t capacity = shrinking_capacity(c, capacity_of(heap, c, magazine));
     if (capacity != 0) {
       shrink_bin(heap, c, capacity);
       return true;
     }
-    if (hz3_magazine_of_slots(heap->bins[c].lo)->level < heap->level[c] && enlarge(heap, c)) return true;
+    if (bin->top != bin->hi) return true;  // the bin has just grown
+    if (magazine->level < magazine_level(heap, c) && enlarge(heap, c)) return true;
+  } else if (capacity_at(c, heap->level[c]) == 0) {
+    return false;
   }
   struct hz3_magazine *spare = spare_of(heap, c);
   if (spare != NULL && spill_to_spare(heap, c, spare)) return true;
-  struct hz3_magazine *full = unload(heap, c), *empty = take_empty(heap, heap->level[c]);
+  struct hz3_magazine *full = unload(heap, c), *empty = take_empty(heap, magazine_level(heap, c));
   if (full == NULL) {
     if (empty != NULL) load(heap, c, empty);
     return empty != NULL;
@@ -481,7 +515,7 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
 static void free_to_class(struct hz3_heap *heap, unsigned c, void *pointer) {
   struct hz3_bin *bin = &heap->bins[c];
   if (bin->lo != NULL && hz3_bin_is_newest(bin, pointer)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, pointer, class_bytes(c));
-  if (is_cached(c) && (bin->top != bin->hi || make_room(heap, c))) hz3_bin_push(bin, pointer);
+  if (bin->top != bin->hi || make_room(heap, c)) hz3_bin_push(bin, pointer);
   else release(c, &pointer, 1);
 }
 

@@ -99,8 +99,12 @@ size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t cou
 size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *fresh, void **out, size_t count, bool *is_clean) {
   hz3_lock_acquire(&store->lock);
   hz3_add_to_figure(&store->spans, 1);
+  // From the fresh one first, even if others have got room meanwhile: a span of which nothing was ever out would never
+  // come back as a whole.
+  size_t got = take_from(fresh, out, count, is_clean);
   relist_locked(store, fresh);
-  size_t got = fetch_locked(store, out, count, is_clean);
+  hz3_add_to_figure(&store->live_objects, got);
+  got += fetch_locked(store, out + got, count - got, is_clean);
   hz3_lock_release(&store->lock);
   return got;
 }
