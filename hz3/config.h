@@ -13,6 +13,8 @@
 // HZ3_HEAP_BYTES: bytes a thread may keep in spare magazines before it shares them through the depot; half as many by which
 //   the magazines of busy classes may grow.
 // HZ3_DEPOT_BYTES: bytes of one class that the depot may keep at most; below it, a quarter of what is out of its spans.
+// HZ3_COOL_BYTES: bytes pushed to the depot after a magazine before another CPU gets it: twice a typical second-level cache.
+//   So many may stay in it in any case.
 // HZ3_RETAIN_MIN_BYTES / HZ3_RETAIN_MAX_BYTES: dirty free memory kept from the kernel, per source (slices, large ranges).
 //   The bound starts at the minimum and doubles whenever purged memory was wanted again within a second.
 // HZ3_TICK_MS: period of the clean-up driven from slow paths (depot low-water, parked heaps).
@@ -26,6 +28,7 @@
 #define HZ3_LANE_MAGAZINE_BYTES (128 * 1024)
 #define HZ3_LANE_HEAP_BYTES (1024 * 1024)
 #define HZ3_LANE_DEPOT_BYTES (16 * 1024 * 1024)
+#define HZ3_LANE_COOL_BYTES (2 * 1024 * 1024)
 #define HZ3_LANE_RETAIN_MIN_BYTES (8 * 1024 * 1024)
 #define HZ3_LANE_RETAIN_MAX_BYTES (256 * 1024 * 1024)
 #define HZ3_LANE_TICK_MS 100
@@ -38,6 +41,7 @@
 #define HZ3_LANE_MAGAZINE_BYTES (128 * 1024)
 #define HZ3_LANE_HEAP_BYTES (1024 * 1024)
 #define HZ3_LANE_DEPOT_BYTES (8 * 1024 * 1024)
+#define HZ3_LANE_COOL_BYTES (2 * 1024 * 1024)
 #define HZ3_LANE_RETAIN_MIN_BYTES (8 * 1024 * 1024)
 #define HZ3_LANE_RETAIN_MAX_BYTES (64 * 1024 * 1024)
 #define HZ3_LANE_TICK_MS 100
@@ -50,6 +54,7 @@
 #define HZ3_LANE_MAGAZINE_BYTES (16 * 1024)
 #define HZ3_LANE_HEAP_BYTES (16 * 1024)
 #define HZ3_LANE_DEPOT_BYTES (64 * 1024)
+#define HZ3_LANE_COOL_BYTES (16 * 1024)
 #define HZ3_LANE_RETAIN_MIN_BYTES (256 * 1024)
 #define HZ3_LANE_RETAIN_MAX_BYTES (1024 * 1024)
 #define HZ3_LANE_TICK_MS 1
@@ -62,6 +67,7 @@
 #define HZ3_LANE_MAGAZINE_BYTES (128 * 1024)
 #define HZ3_LANE_HEAP_BYTES (1024 * 1024)
 #define HZ3_LANE_DEPOT_BYTES (16 * 1024 * 1024)
+#define HZ3_LANE_COOL_BYTES (2 * 1024 * 1024)
 #define HZ3_LANE_RETAIN_MIN_BYTES (8 * 1024 * 1024)
 #define HZ3_LANE_RETAIN_MAX_BYTES (512 * 1024 * 1024)
 #define HZ3_LANE_TICK_MS 100
@@ -84,6 +90,9 @@
 #endif
 #ifndef HZ3_DEPOT_BYTES
 #define HZ3_DEPOT_BYTES HZ3_LANE_DEPOT_BYTES
+#endif
+#ifndef HZ3_COOL_BYTES
+#define HZ3_COOL_BYTES HZ3_LANE_COOL_BYTES
 #endif
 #ifndef HZ3_RETAIN_MIN_BYTES
 #define HZ3_RETAIN_MIN_BYTES HZ3_LANE_RETAIN_MIN_BYTES

@@ -17,6 +17,7 @@ OPTIONS = [
     "magazine_bytes",
     "heap_bytes",
     "depot_bytes",
+    "cool_bytes",
     "retain_min_bytes",
     "retain_max_bytes",
     "tick_ms",

@@ -231,7 +231,7 @@ static size_t depot_limit(unsigned c, size_t magazine_objects) {
 // more magazine with them, so that the depot shrinks with what lives.
 static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
   if (hz3_depot_push(c, magazine, depot_limit(c, magazine->count))) return;
-  struct hz3_magazine *older = hz3_depot_pop(c);
+  struct hz3_magazine *older = hz3_depot_drain(c);
   release_magazine(heap, c, magazine);
   if (older != NULL) release_magazine(heap, c, older);
 }
@@ -263,7 +263,7 @@ void hz3_heap_flush(struct hz3_heap *heap) {
 
 static void drain_depot(struct hz3_heap *heap, unsigned c, uint32_t count) {
   for (; count > 0; count--) {
-    struct hz3_magazine *magazine = hz3_depot_pop(c);
+    struct hz3_magazine *magazine = hz3_depot_drain(c);
     if (magazine == NULL) return;
     release_magazine(heap, c, magazine);
   }
@@ -449,7 +449,7 @@ void *hz3_aligned_alloc(size_t align, size_t bytes) {
 
 // For a full bin of a shrinking class: everything the heap has of it, and a magazine of the depot, goes back.
 static void shrink_bin(struct hz3_heap *heap, unsigned c, size_t capacity) {
-  struct hz3_magazine *magazine = unload(heap, c), *spare = spare_of(heap, c), *shared = hz3_depot_pop(c);
+  struct hz3_magazine *magazine = unload(heap, c), *spare = spare_of(heap, c), *shared = hz3_depot_drain(c);
   release(c, magazine->slots, magazine->count);
   magazine->count = 0;
   load(heap, c, magazine);

@@ -12,7 +12,17 @@
 enum { MAX_SHARDS = 64, SLAB_UNITS = 128, UNIT_BYTES = 512, MAX_SLABS = 1 << (HZ3_STACK_INDEX_BITS - 7) };
 
 char *hz3_magazine_slabs[MAX_SLABS];
-static struct hz3_stack depot[MAX_SHARDS][HZ3_CLASS_COUNT];
+
+// The depot keeps the order of pushing: magazines are pushed to `warm`, which is now and then turned over into `cool`, the
+// oldest on top.
+struct shelf {
+  struct hz3_stack warm, cool;
+};
+static struct shelf depot[MAX_SHARDS][HZ3_CLASS_COUNT];
+// Object bytes on the warm stacks of a shard, of all classes.
+static struct {
+  size_t bytes;
+} __attribute__((aligned(HZ3_CACHE_LINE))) warm[MAX_SHARDS];
 static struct hz3_stack pools[MAX_SHARDS][HZ3_MAGAZINE_LEVELS];
 static unsigned shard_count = 1;
 
@@ -25,7 +35,8 @@ void hz3_remote_init(void) {
   shard_count = (unsigned)hz3_min(shards, MAX_SHARDS);
 }
 
-static unsigned own_shard(void) { return shard_count == 1 ? 0 : hz3_os_cpu() / HZ3_CPUS_PER_SHARD % shard_count; }
+static unsigned shard_of(unsigned cpu) { return shard_count == 1 ? 0 : cpu / HZ3_CPUS_PER_SHARD % shard_count; }
+static unsigned own_shard(void) { return shard_count == 1 ? 0 : shard_of(hz3_os_cpu()); }
 
 // False when out of memory or of indices.
 static bool add_slab_locked(unsigned level) {
@@ -64,45 +75,123 @@ void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, ui
   hz3_stack_push(&pools[own_shard()][first->level], first, last, count, true);
 }
 
+static uint32_t height_of(const struct hz3_stack *stack) {
+  return hz3_stack_count(__atomic_load_n(&stack->word, __ATOMIC_RELAXED));
+}
+
+static size_t warm_bytes(unsigned shard) { return __atomic_load_n(&warm[shard].bytes, __ATOMIC_RELAXED); }
+
+static void add_warm(unsigned shard, size_t bytes) { __atomic_fetch_add(&warm[shard].bytes, bytes, __ATOMIC_RELAXED); }
+
+static size_t bytes_of(unsigned size_class, const struct hz3_magazine *magazine) {
+  return magazine->count * (size_t)hz3_size_classes[size_class].bytes;
+}
+
 bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit) {
-  struct hz3_stack *stack = &depot[own_shard()][size_class];
-  uint32_t height = hz3_stack_count(__atomic_load_n(&stack->word, __ATOMIC_RELAXED));
-  if (height * shard_count >= limit) return false;
-  return hz3_stack_push(stack, magazine, magazine, 1, false);
+  unsigned cpu = hz3_os_cpu(), shard = shard_of(cpu);
+  struct shelf *shelf = &depot[shard][size_class];
+  bool is_full = (size_t)(height_of(&shelf->warm) + height_of(&shelf->cool)) * shard_count >= limit;
+  if (is_full && warm_bytes(shard) >= 2 * HZ3_COOL_BYTES) return false;
+  __atomic_store_n(&magazine->cpu, cpu, __ATOMIC_RELAXED);
+  add_warm(shard, bytes_of(size_class, magazine));
+  if (hz3_stack_push(&shelf->warm, magazine, magazine, 1, false)) return true;
+  add_warm(shard, 0 - bytes_of(size_class, magazine));
+  return false;
+}
+
+static struct hz3_magazine *pop_warm(unsigned shard, unsigned size_class) {
+  uint32_t count;
+  struct hz3_magazine *magazine = hz3_stack_pop(&depot[shard][size_class].warm, 1, &count);
+  if (magazine != NULL) add_warm(shard, 0 - bytes_of(size_class, magazine));
+  return magazine;
+}
+
+static struct hz3_magazine *pop_cool(unsigned shard, unsigned size_class) {
+  uint32_t count;
+  return hz3_stack_pop(&depot[shard][size_class].cool, 1, &count);
+}
+
+// Whether this CPU pushed the magazine on top; a guess, as other threads push and pop meanwhile.
+static bool is_own(const struct hz3_stack *stack, unsigned cpu) {
+  uint32_t index = hz3_stack_index(__atomic_load_n(&stack->word, __ATOMIC_ACQUIRE));  // pairs with the release in push
+  return index != 0 && __atomic_load_n(&hz3_magazine_at(index)->cpu, __ATOMIC_RELAXED) == cpu;
+}
+
+// Turns the warm stack over onto the cool one, except for the oldest magazine, which the caller gets. NULL if empty.
+static struct hz3_magazine *turn_over(unsigned shard, unsigned size_class) {
+  struct shelf *shelf = &depot[shard][size_class];
+  struct hz3_magazine *newest = hz3_stack_take_all(&shelf->warm), *oldest = NULL;
+  size_t bytes = 0;
+  uint32_t count = 0;
+  for (struct hz3_magazine *at = newest; at != NULL; count++) {
+    uint32_t older = at->next;
+    bytes += bytes_of(size_class, at);
+    __atomic_store_n(&at->next, oldest == NULL ? 0 : oldest->index, __ATOMIC_RELAXED);
+    oldest = at;
+    at = older == 0 ? NULL : hz3_magazine_at(older);
+  }
+  add_warm(shard, 0 - bytes);
+  if (count > 1) hz3_stack_push(&shelf->cool, hz3_magazine_at(oldest->next), newest, count - 1, true);
+  return oldest;
+}
+
+static struct hz3_magazine *pop_from(unsigned shard, unsigned size_class, unsigned cpu) {
+  struct hz3_stack *stack = &depot[shard][size_class].warm;
+  struct hz3_magazine *magazine = is_own(stack, cpu) ? pop_warm(shard, size_class) : pop_cool(shard, size_class);
+  if (magazine != NULL) return magazine;
+  bool is_due = warm_bytes(shard) >= HZ3_COOL_BYTES || height_of(stack) > HZ3_STACK_MAX / 2;
+  return is_due ? turn_over(shard, size_class) : NULL;
 }
 
 struct hz3_magazine *hz3_depot_pop(unsigned size_class) {
-  unsigned own = own_shard();
+  unsigned cpu = hz3_os_cpu(), own = shard_of(cpu);
   for (unsigned i = 0; i < shard_count; i++) {
-    uint32_t count;
-    struct hz3_magazine *magazine = hz3_stack_pop(&depot[(own + i) % shard_count][size_class], 1, &count);
+    struct hz3_magazine *magazine = pop_from((own + i) % shard_count, size_class, cpu);
     if (magazine != NULL) return magazine;
   }
   return NULL;
 }
 
+struct hz3_magazine *hz3_depot_drain(unsigned size_class) {
+  unsigned own = own_shard();
+  for (unsigned i = 0; i < shard_count; i++) {
+    unsigned shard = (own + i) % shard_count;
+    struct hz3_magazine *magazine = pop_cool(shard, size_class);
+    if (magazine == NULL) magazine = pop_warm(shard, size_class);
+    if (magazine != NULL) return magazine;
+  }
+  return NULL;
+}
+
+static uint32_t take_low_water(struct hz3_stack *stack) {
+  uint32_t unused = __atomic_load_n(&stack->low_water, __ATOMIC_RELAXED);
+  __atomic_store_n(&stack->low_water, height_of(stack), __ATOMIC_RELAXED);
+  return unused;
+}
+
 uint32_t hz3_depot_take_low_water(unsigned size_class) {
   uint32_t unused = 0;
-  for (unsigned i = 0; i < shard_count; i++) {
-    struct hz3_stack *stack = &depot[i][size_class];
-    unused += __atomic_load_n(&stack->low_water, __ATOMIC_RELAXED);
-    uint64_t word = __atomic_load_n(&stack->word, __ATOMIC_RELAXED);
-    __atomic_store_n(&stack->low_water, hz3_stack_count(word), __ATOMIC_RELAXED);
-  }
+  for (unsigned i = 0; i < shard_count; i++)
+    unused += take_low_water(&depot[i][size_class].warm) + take_low_water(&depot[i][size_class].cool);
   return unused;
+}
+
+static size_t objects_on(const struct hz3_stack *stack) {
+  size_t objects = 0;
+  uint64_t word = __atomic_load_n(&stack->word, __ATOMIC_ACQUIRE);
+  uint32_t index = hz3_stack_index(word);
+  for (uint32_t left = hz3_stack_count(word); left > 0 && index != 0; left--) {
+    struct hz3_magazine *magazine = hz3_magazine_at(index);
+    objects += __atomic_load_n(&magazine->count, __ATOMIC_RELAXED);
+    index = __atomic_load_n(&magazine->next, __ATOMIC_RELAXED);
+  }
+  return objects;
 }
 
 size_t hz3_depot_objects(unsigned size_class) {
   size_t objects = 0;
-  for (unsigned shard = 0; shard < shard_count; shard++) {
-    uint64_t word = __atomic_load_n(&depot[shard][size_class].word, __ATOMIC_ACQUIRE);
-    uint32_t index = hz3_stack_index(word);
-    for (uint32_t left = hz3_stack_count(word); left > 0 && index != 0; left--) {
-      struct hz3_magazine *magazine = hz3_magazine_at(index);
-      objects += __atomic_load_n(&magazine->count, __ATOMIC_RELAXED);
-      index = __atomic_load_n(&magazine->next, __ATOMIC_RELAXED);
-    }
-  }
+  for (unsigned i = 0; i < shard_count; i++)
+    objects += objects_on(&depot[i][size_class].warm) + objects_on(&depot[i][size_class].cool);
   return objects;
 }
 

@@ -17,7 +17,7 @@ struct hz3_magazine {
   uint32_t next;   // index of the magazine below on a stack, atomic there
   uint32_t index;  // its own
   uint16_t count, level;
-  uint32_t unused;
+  uint32_t cpu;  // that it was pushed on, atomic on a stack
   void *slots[];
 };
 
@@ -41,9 +41,13 @@ struct hz3_magazine *hz3_magazine_alloc(unsigned level, uint32_t wanted, uint32_
 void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, uint32_t count);
 
 // Lock-free. Push gives up ownership of the magazine and its objects; false (nothing changed) if the class already has
-// `limit` magazines in the depot (per shard, its share of them).
+// `limit` magazines in the depot (per shard, its share of them) and no more are wanted for cooling, see below.
 bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit);
-struct hz3_magazine *hz3_depot_pop(unsigned size_class);  // NULL if empty
+// For a refill: the newest magazine if this CPU pushed it, for then its objects are in this CPU's cache. Otherwise the
+// oldest, once HZ3_COOL_BYTES have been pushed after it: memory that another CPU has just used costs more than memory
+// that has left that CPU's cache (docs/decisions/0021). NULL if there is neither.
+struct hz3_magazine *hz3_depot_pop(unsigned size_class);
+struct hz3_magazine *hz3_depot_drain(unsigned size_class);  // any magazine, the oldest first; NULL if empty
 // For the tick: how many magazines of the class nobody needed since the last call; resets the mark.
 uint32_t hz3_depot_take_low_water(unsigned size_class);
 

@@ -11,7 +11,9 @@
 #include <thread>
 #include <vector>
 
+#include "hz3/base/os.h"
 #include "hz3/base/size_class.h"
+#include "hz3/config.h"
 #include "hz3/remote/stack.h"
 
 namespace {
@@ -32,7 +34,7 @@ hz3_magazine *NewMagazine(unsigned level = 0) {
 
 std::vector<hz3_magazine *> PopAll(unsigned c) {
   std::vector<hz3_magazine *> all;
-  for (hz3_magazine *magazine; (magazine = hz3_depot_pop(c)) != nullptr;) all.push_back(magazine);
+  for (hz3_magazine *magazine; (magazine = hz3_depot_drain(c)) != nullptr;) all.push_back(magazine);
   return all;
 }
 
@@ -76,6 +78,7 @@ TEST_F(Remote, MagazinesAreApartAndKnowTheirIndex) {
   for (hz3_magazine *magazine : all) {
     EXPECT_EQ(hz3_magazine_at(magazine->index), magazine);
     EXPECT_EQ(magazine->count, 0u) << "overwritten by a neighbour";
+    for (size_t s = 0; s < hz3_magazine_capacity(magazine->level); s++) magazine->slots[s] = nullptr;
   }
   FreeAll(all);
 }
@@ -107,16 +110,31 @@ TEST_F(Remote, PoolsHandOutWhatCameBackInChains) {
   EXPECT_TRUE(freed.empty());
 }
 
-TEST_F(Remote, DepotRefusesBeyondTheLimit) {
-  unsigned c = FreshClass();
-  hz3_magazine *a = NewMagazine(), *b = NewMagazine();
-  EXPECT_FALSE(hz3_depot_push(c, a, 0));
-  EXPECT_TRUE(hz3_depot_push(c, a, 1));
-  EXPECT_FALSE(hz3_depot_push(c, b, 1));
-  EXPECT_EQ(PopAll(c), std::vector<hz3_magazine *>({a}));
+// A magazine with this share of HZ3_COOL_BYTES; the objects are never looked at.
+hz3_magazine *MagazineOf(unsigned c, double share) {
+  hz3_magazine *magazine = NewMagazine(HZ3_MAGAZINE_LEVELS - 1);
+  magazine->count = static_cast<uint16_t>(share * HZ3_COOL_BYTES / hz3_size_classes[c].bytes + 1);
+  return magazine;
 }
 
-TEST_F(Remote, DepotIsLastInFirstOut) {
+// As if another CPU had pushed it.
+void PushFromElsewhere(unsigned c, hz3_magazine *magazine) {
+  ASSERT_TRUE(hz3_depot_push(c, magazine, 1000));
+  magazine->cpu = 9999;
+}
+
+TEST_F(Remote, DepotRefusesBeyondTheLimitOnceEnoughIsCooling) {
+  unsigned c = hz3_size_class_of(2048);
+  hz3_magazine *a = MagazineOf(c, 1.5), *b = MagazineOf(c, 0.6), *d = MagazineOf(c, 0.1);
+  EXPECT_TRUE(hz3_depot_push(c, a, 0));
+  EXPECT_TRUE(hz3_depot_push(c, b, 0)) << "two thirds of what may cool";
+  EXPECT_FALSE(hz3_depot_push(c, d, 0));
+  EXPECT_FALSE(hz3_depot_push(c, d, 2));
+  EXPECT_TRUE(hz3_depot_push(c, d, 1000));
+  FreeAll(PopAll(c));
+}
+
+TEST_F(Remote, OwnMagazinesAreLastInFirstOut) {
   unsigned c = FreshClass();
   EXPECT_EQ(hz3_depot_pop(c), nullptr);
   hz3_magazine *a = NewMagazine(), *b = NewMagazine();
@@ -126,11 +144,56 @@ TEST_F(Remote, DepotIsLastInFirstOut) {
   EXPECT_TRUE(hz3_depot_push(c, b, 1000));
   EXPECT_EQ(hz3_depot_objects(c), 8u);
   EXPECT_EQ(hz3_depot_objects(c + 1), 0u);
-  std::vector<hz3_magazine *> all = PopAll(c);
-  // With several shards this thread may have moved in between; then the order is free.
+  unsigned cpu = a->cpu;
+  std::vector<hz3_magazine *> all;
+  for (hz3_magazine *magazine; (magazine = hz3_depot_pop(c)) != nullptr;) all.push_back(magazine);
+  if (b->cpu == cpu && hz3_os_cpu() == cpu) {
+    EXPECT_EQ(all, std::vector<hz3_magazine *>({b, a}));
+  }
+  for (hz3_magazine *magazine : PopAll(c)) all.push_back(magazine);  // this thread may have moved in between
   EXPECT_EQ(std::set<hz3_magazine *>(all.begin(), all.end()), std::set<hz3_magazine *>({a, b}));
   EXPECT_EQ(hz3_depot_objects(c), 0u);
+  EXPECT_EQ(hz3_depot_drain(c), nullptr);
+  FreeAll(all);
+}
+
+TEST_F(Remote, OthersMagazinesCoolAndAreFirstInFirstOut) {
+  unsigned c = FreshClass();
+  hz3_magazine *all[5];
+  for (int i = 0; i < 3; i++) PushFromElsewhere(c, all[i] = MagazineOf(c, 0.3));
+  EXPECT_EQ(hz3_depot_pop(c), nullptr) << "0.9 of what has to be pushed first";
+  for (int i = 3; i < 5; i++) PushFromElsewhere(c, all[i] = MagazineOf(c, 0.3));
+  for (hz3_magazine *oldest : all) EXPECT_EQ(hz3_depot_pop(c), oldest);
   EXPECT_EQ(hz3_depot_pop(c), nullptr);
+  FreeAll({all, all + 5});
+}
+
+TEST_F(Remote, OneOfOnesOwnOnTopComesBeforeWhatHasCooled) {
+  unsigned c = FreshClass();
+  hz3_magazine *a = MagazineOf(c, 1), *b = MagazineOf(c, 1), *own = MagazineOf(c, 0.1);
+  PushFromElsewhere(c, a);
+  PushFromElsewhere(c, b);
+  EXPECT_EQ(hz3_depot_pop(c), a);
+  ASSERT_TRUE(hz3_depot_push(c, own, 1000));
+  hz3_magazine *next = hz3_depot_pop(c);
+  if (hz3_os_cpu() == own->cpu) {
+    EXPECT_EQ(next, own);
+  }
+  FreeAll({a, next});
+  FreeAll(PopAll(c));
+}
+
+// Magazines of few bytes are turned over before their stack cannot count them any more.
+TEST_F(Remote, AHighStackIsTurnedOver) {
+  unsigned c = FreshClass();
+  std::vector<hz3_magazine *> all;
+  for (int i = 0; i < HZ3_STACK_MAX / 2 + 1; i++) {
+    EXPECT_EQ(hz3_depot_pop(c), nullptr);
+    all.push_back(NewMagazine());
+    PushFromElsewhere(c, all.back());
+  }
+  EXPECT_EQ(hz3_depot_pop(c), all[0]);
+  EXPECT_EQ(PopAll(c).size(), all.size() - 1);
   FreeAll(all);
 }
 
@@ -184,7 +247,7 @@ TEST_F(Remote, LowWaterIsWhatNobodyNeeded) {
   for (int i = 0; i < 10; i++) ASSERT_TRUE(hz3_depot_push(c, NewMagazine(), 1000));
   hz3_depot_take_low_water(c);
   EXPECT_EQ(hz3_depot_take_low_water(c), 10u) << "nothing was popped since the mark";
-  for (int i = 0; i < 4; i++) taken.push_back(hz3_depot_pop(c));
+  for (int i = 0; i < 4; i++) taken.push_back(hz3_depot_drain(c));
   for (hz3_magazine *magazine : taken) ASSERT_TRUE(hz3_depot_push(c, magazine, 1000));
   uint32_t unused = hz3_depot_take_low_water(c);
   EXPECT_GE(unused, 6u);
@@ -198,19 +261,21 @@ TEST_F(Remote, LowWaterIsWhatNobodyNeeded) {
 // Every magazine carries its owner: a second one at the same time is caught by the exchange.
 TEST_F(Remote, ThreadsNeitherLoseNorDouble) {
   const int kThreads = 4, kRounds = 20000;
-  unsigned c = FreshClass();
+  unsigned c = hz3_size_class_of(16384);  // 254 of them in a magazine are enough to turn the depot over
   std::atomic<int> doubled{0};
   std::vector<std::thread> threads;
   auto own = [&](hz3_magazine *magazine) {
-    if (__atomic_exchange_n(&magazine->unused, 1u, __ATOMIC_RELAXED) != 0) doubled++;
+    if (__atomic_exchange_n(&magazine->slots[1], magazine, __ATOMIC_RELAXED) != nullptr) doubled++;
   };
-  auto disown = [](hz3_magazine *magazine) { __atomic_store_n(&magazine->unused, 0u, __ATOMIC_RELAXED); };
+  auto disown = [](hz3_magazine *magazine) {
+    __atomic_store_n(&magazine->slots[1], static_cast<void *>(nullptr), __ATOMIC_RELAXED);
+  };
   for (unsigned t = 0; t < kThreads; t++) {
     threads.emplace_back([&, t] {
       std::mt19937 random(t);
       std::vector<hz3_magazine *> held;
       for (int i = 0; i < kRounds; i++) {
-        unsigned choice = random() % 4;
+        unsigned choice = random() % 4;  // new, pop, free, push
         hz3_magazine *magazine = nullptr;
         uint32_t count;
         if (choice == 0 && held.size() < 8 && (magazine = hz3_magazine_alloc(2, 1, &count)) != nullptr) {
@@ -224,8 +289,11 @@ TEST_F(Remote, ThreadsNeitherLoseNorDouble) {
           magazine = held.back();
           held.pop_back();
           magazine->slots[0] = magazine;
+          magazine->count = 254;
           disown(magazine);
-          if (choice == 2 || !hz3_depot_push(c, magazine, 1000)) hz3_magazine_free(magazine, magazine, 1);
+          if (choice == 3 && hz3_depot_push(c, magazine, 1000)) continue;
+          magazine->count = 0;
+          hz3_magazine_free(magazine, magazine, 1);
         }
       }
       for (hz3_magazine *magazine : held) {

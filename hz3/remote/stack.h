@@ -64,6 +64,17 @@ HZ3_INLINE struct hz3_magazine *hz3_stack_pop(struct hz3_stack *stack, uint32_t 
   return hz3_magazine_at(hz3_stack_index(old));
 }
 
+// Takes all magazines, linked by `next` from the newest to the oldest (whose next is 0). NULL if empty.
+HZ3_INLINE struct hz3_magazine *hz3_stack_take_all(struct hz3_stack *stack) {
+  uint64_t old = __atomic_load_n(&stack->word, __ATOMIC_RELAXED);
+  do {
+    if (hz3_stack_index(old) == 0) return NULL;
+    // Acquire: pairs with the release in push.
+  } while (!__atomic_compare_exchange_n(&stack->word, &old, hz3_stack_next_word(old, 0, 0), true, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED));
+  __atomic_store_n(&stack->low_water, 0, __ATOMIC_RELAXED);
+  return hz3_magazine_at(hz3_stack_index(old));
+}
+
 HZ3_END_DECLS
 
 #endif  // HZ3_REMOTE_STACK_H_

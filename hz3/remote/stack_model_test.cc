@@ -92,6 +92,18 @@ struct Thread {
     held.erase(held.begin());
     hz3_stack_push(stack, magazine, magazine, 1, true);
   }
+  // As the depot does, but back onto the same stack, where the others are.
+  void TurnOver() {
+    hz3_magazine *newest = hz3_stack_take_all(stack), *oldest = nullptr;
+    uint32_t count = 0;
+    for (hz3_magazine *at = newest; at != nullptr; count++) {
+      uint32_t older = model::Load(&at->next);
+      model::Store(&at->next, oldest == nullptr ? 0 : oldest->index);
+      oldest = at;
+      at = older == 0 ? nullptr : hz3_magazine_at(older);
+    }
+    if (count > 0) hz3_stack_push(stack, oldest, newest, count, true);
+  }
   void PushTwo() {
     if (held.size() < 2) return Push();
     hz3_magazine *first = held[0], *last = held[1];
@@ -231,6 +243,7 @@ void PopThreePushThree(Thread *t) { t->Pop(), t->Pop(), t->Pop(), t->Push(), t->
 void PushPopPush(Thread *t) { t->Push(), t->Pop(), t->Push(); }
 void PopTwoPushTwo(Thread *t) { t->Pop(2), t->PushTwo(); }
 void PopTwoPush(Thread *t) { t->Pop(2), t->Push(); }
+void TurnOver(Thread *t) { t->TurnOver(); }
 
 class StackModel : public testing::Test {
  protected:
@@ -259,6 +272,9 @@ TEST_F(StackModel, EmptyStack) { ExpectSound({PushPop, PopPush, Pop}, 0, {1, 0, 
 TEST_F(StackModel, ThreeThreadsPop) { ExpectSound({Pop, Pop, Pop}, 2, {0, 0, 0}); }
 TEST_F(StackModel, ThreeThreadsPopAndPush) { ExpectSound({PopPush, PopPush, PopPush}, 2, {0, 0, 0}); }
 TEST_F(StackModel, ThreeThreadsChains) { ExpectSound({PopTwoPush, PopPush, Pop}, 3, {0, 0, 0}); }
+TEST_F(StackModel, TurnedOverAmongPops) { ExpectSound({TurnOver, PopPopPushPush}, 3, {0, 1}); }
+TEST_F(StackModel, TurnedOverAmongChains) { ExpectSound({TurnOver, PopTwoPushTwo}, 3, {0, 0}); }
+TEST_F(StackModel, TurnedOverTwice) { ExpectSound({TurnOver, TurnOver, PopPush}, 3, {0, 0, 0}); }
 
 // The model must be able to see what it is for. Without the tag: a pop reads the top and the one below it, then sleeps;
 // another thread pops both, pushes one of its own and the old top. Top and count are as before, and the sleeper makes
