@@ -70,9 +70,9 @@ bool hz3_os_purge(void *start, size_t bytes) {
   return done;
 }
 
-void hz3_os_advise_huge(void *start, size_t bytes) {
+void hz3_os_advise_huge(void *start, size_t bytes, bool huge) {
   int saved = errno;
-  madvise(start, bytes, MADV_HUGEPAGE);
+  madvise(start, bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   errno = saved;
 }
 

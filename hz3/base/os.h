@@ -23,7 +23,7 @@ bool hz3_os_protect(void *start, size_t bytes);
 bool hz3_os_unmap(void *start, size_t bytes);
 // Gives the pages back; they read as zero afterwards. False if refused (locked memory), contents then unchanged.
 bool hz3_os_purge(void *start, size_t bytes);
-void hz3_os_advise_huge(void *start, size_t bytes);  // a wish: back this range with huge pages
+void hz3_os_advise_huge(void *start, size_t bytes, bool huge);  // a wish: back this range with huge pages, or not
 
 // Moves `bytes` of pages from `from` to `to`, both mapped; `from` stays mapped and reads as zero.
 enum hz3_os_moved {

@@ -66,7 +66,7 @@ static bool map_more(size_t bytes) {
   void *hint = above == NULL ? NULL : (void *)((uintptr_t)above - bytes);  // wraps for an absurd size, which then fails
   char *start = (char *)hz3_os_map_aligned(hint, bytes, HZ3_SLICE_BYTES);
   if (start == NULL) return false;
-  if (bytes >= HUGE_MIN_BYTES) hz3_os_advise_huge(start, bytes);
+  if (bytes >= HUGE_MIN_BYTES) hz3_os_advise_huge(start, bytes, true);
   if (!hz3_page_map_reserve(start, bytes)) {
     hz3_os_unmap(start, bytes);
     return false;

@@ -18,6 +18,10 @@ enum { TAG_BYTES_PER_CLASS = 32, MAX_CHUNKS_PER_MAP = 16, ALIGNED_TRIES = 4 };
 // mappings (65,530 by default), so only the first chunks are mapped one by one, and far out there are no guards.
 enum { SINGLE_CHUNKS = 64, GUARDED_CHUNKS = 256 * 1024 };
 
+// Chunks after these ask for huge pages: a heap of this size fills what it touches, and saves the faults. Not before: the
+// first spans of many classes would make 2 MiB resident where a small program uses a tenth (docs/decisions/0022).
+enum { SMALL_PAGE_CHUNKS = 2 };
+
 struct hz3_pages hz3_pages = {.lock = HZ3_LOCK_INIT(HZ3_RANK_PAGES), .retention = HZ3_RETENTION_INIT};
 
 // Start positions of free runs of at least `count` slices: bit i set when bits i .. i+count-1 are set in `mask`.
@@ -111,7 +115,7 @@ static struct hz3_span *take_span_locked(unsigned size_class) {
   return span;
 }
 
-static bool add_chunk(char *base, size_t guard_bytes) {
+static bool add_chunk(char *base, size_t guard_bytes, bool is_huge) {
   if (!hz3_page_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
   if (HZ3_CHECKED && !hz3_object_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
   hz3_tag_map_cover(base, HZ3_CHUNK_BYTES);
@@ -123,6 +127,7 @@ static bool add_chunk(char *base, size_t guard_bytes) {
   if (chunk == NULL) return false;
   chunk->base = base;
   chunk->guard_bytes = (uint32_t)guard_bytes;
+  chunk->may_be_huge = chunk->is_huge = is_huge;
   hz3_page_map_set_chunk(chunk);
   hz3_lock_acquire(&hz3_pages.lock);
   chunk->free = ~(uint64_t)0;
@@ -148,8 +153,10 @@ static bool grow(void) {
     if (base == NULL) continue;
     if (guard != 0) hz3_os_protect(base + bytes, guard);  // refused (too many maps): a page that nobody uses
     __atomic_store_n(&hz3_pages.last_base, base, __ATOMIC_RELAXED);
+    bool is_huge = chunks >= SMALL_PAGE_CHUNKS;
+    if (is_huge) hz3_os_advise_huge(base, bytes, true);
     size_t added = 0;
-    while (added < wanted && add_chunk(base + added * HZ3_CHUNK_BYTES, added + 1 == wanted ? guard : 0)) added++;
+    while (added < wanted && add_chunk(base + added * HZ3_CHUNK_BYTES, added + 1 == wanted ? guard : 0, is_huge)) added++;
     if (added < wanted) hz3_os_unmap(base + added * HZ3_CHUNK_BYTES, (wanted - added) * HZ3_CHUNK_BYTES + guard);
     return added > 0;
   }

@@ -22,6 +22,7 @@ struct hz3_chunk {
   uint32_t guard_bytes;  // checked lane: behind the chunk, without access; 0 for all but the last of a mapping
   uint8_t longest_run;
   bool on_dirty_list;
+  bool may_be_huge, is_huge;  // whether it may ask for huge pages, and does; lock: pages
   uint8_t first_slice[HZ3_CHUNK_SLICES];  // first slice of the span that a slice belongs to
   struct hz3_span spans[HZ3_CHUNK_SLICES] __attribute__((aligned(HZ3_CACHE_LINE)));  // by first slice
 };

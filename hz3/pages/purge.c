@@ -75,12 +75,17 @@ static bool purge_oldest_locked(void) {
   if (chunk == NULL) return false;
   uint64_t mask = chunk->free & chunk->dirty;
   unsigned count = (unsigned)__builtin_popcountll(mask);
+  // The kernel makes huge pages afterwards, too, where they are asked for, and would fill what is purged between blocks
+  // again: a chunk asks for them until a part of it is purged, and anew when it is free as a whole.
+  bool is_free = chunk->free == ~(uint64_t)0, advise = chunk->may_be_huge && chunk->is_huge != is_free;
+  if (advise) chunk->is_huge = is_free;
   chunk->free &= ~mask;
   hz3_pages.free_slices -= count;
   hz3_take_from_figure(&hz3_pages.dirty_slices, count);
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
   hz3_lock_release(&hz3_pages.lock);
+  if (advise) hz3_os_advise_huge(chunk->base, HZ3_CHUNK_BYTES, is_free);
   uint64_t purged = purge_runs(chunk, mask);
   hz3_lock_acquire(&hz3_pages.lock);
   chunk->purged |= purged;
