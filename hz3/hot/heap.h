@@ -30,6 +30,7 @@ struct hz3_heap {
   size_t spare_bytes;                   // object bytes in spares
   size_t grown_bytes;                   // object bytes that bins may hold beyond their smallest magazines
   uint64_t last_tick_ms, used_bits[2];  // classes that took a slow path since the last tick
+  uint64_t freed_bits[2];               // classes of which the last slow path was a free
   struct hz3_heap *next_heap;           // registry, never changes
   struct hz3_heap *next_parked;         // lock HEAPS
   size_t parked_bytes;                  // object bytes when it was parked, lock HEAPS

@@ -467,7 +467,7 @@ TEST_F(Hot, BusyClassesGetBiggerMagazinesWithinABudget) {
 
 void SwingBy(size_t count, size_t bytes) {
   std::vector<void *> blocks(count);
-  for (int round = 0; round < 20; round++) {
+  for (int round = 0; round < 60; round++) {
     for (void *&block : blocks) block = hz3_malloc(bytes);
     for (void *block : blocks) hz3_free(block);
   }

@@ -187,14 +187,18 @@ static bool may_grow(const struct hz3_heap *heap, unsigned c) {
                       HZ3_MAGAZINE_CAPACITY != hz3_magazine_capacity(0))
     return false;
   size_t more = (capacity_at(c, level + 1) - now) * bytes, grown = heap->grown_bytes + more;
-  return grown <= HZ3_HEAP_BYTES / 2 || (grown <= GROWN_HEAP_BYTES &&
+  return grown <= HZ3_HEAP_BYTES / 2 || (is_big(c) && grown <= GROWN_HEAP_BYTES &&
          __atomic_load_n(&grown_process_bytes, __ATOMIC_RELAXED) + more <= GROWN_PROCESS_BYTES);
 }
 
-// A bin that overflows or runs dry often may hold more, as long as the budgets last.
-static void note_slow(struct hz3_heap *heap, unsigned c) {
-  heap->used_bits[c / 64] |= (uint64_t)1 << (c % 64);
-  if (heap->misses[c] < MISSES_TO_GROW) heap->misses[c]++;
+// A bin that overflows or runs dry often may hold more, as long as the budgets last. Of big objects only if it does both in
+// turn: a program that only allocates, or only frees, gains nothing by a bin that holds megabytes.
+static void note_slow(struct hz3_heap *heap, unsigned c, bool is_free) {
+  uint64_t bit = (uint64_t)1 << (c % 64), *freed = &heap->freed_bits[c / 64];
+  heap->used_bits[c / 64] |= bit;
+  bool has_turned = ((*freed & bit) != 0) != is_free;
+  *freed = is_free ? *freed | bit : *freed & ~bit;
+  if (heap->misses[c] < MISSES_TO_GROW && (has_turned || !is_big(c))) heap->misses[c]++;
   if (heap->misses[c] < MISSES_TO_GROW || !may_grow(heap, c)) return;
   set_level(heap, c, heap->level[c] + 1u);
   heap->misses[c] = 0;
@@ -393,7 +397,7 @@ static void *alloc_class(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   *is_clean = false;
   void *object = hz3_bin_pop(&heap->bins[c]);
   if (object != NULL) return object;
-  note_slow(heap, c);
+  note_slow(heap, c, false);
   if (capacity_at(c, heap->level[c]) == 0) return alloc_uncached(heap, c, is_clean);
   if ( (refill(heap, c, is_clean) || (reclaim(heap) && refill(heap, c, is_clean))))
     object = hz3_bin_pop(&heap->bins[c]);
@@ -473,7 +477,7 @@ static bool enlarge(struct hz3_heap *heap, unsigned c) {
 
 // Makes room in a full or missing bin. False if the class has none, or when there is no memory for a magazine.
 static bool make_room(struct hz3_heap *heap, unsigned c) {
-  note_slow(heap, c);
+  note_slow(heap, c, true);
   struct hz3_bin *bin = &heap->bins[c];
   if (bin->lo != NULL) {
     struct hz3_magazine *magazine = hz3_magazine_of_slots(bin->lo);

@@ -61,6 +61,8 @@ size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_by
 void hz3_retention_note_purge(struct hz3_retention *retention);
 void hz3_retention_note_regret(struct hz3_retention *retention);  // memory that was purged is handed out again
 
+// Whether memory was given back lately, and none of it was wanted again: a hint, lock-free.
+bool hz3_pages_is_giving_back(void);
 // For the tick: gives back half of the dirty free memory that nobody needed since the last call.
 void hz3_pages_purge_idle(void);
 // Gives every free slice back to the kernel; with `unmap`, wholly free chunks leave the address space too.

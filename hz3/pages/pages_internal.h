@@ -36,6 +36,7 @@ struct hz3_pages {
   struct hz3_chunk *spare_descriptors;  // of unmapped chunks, linked by next
   struct hz3_retention retention;
   size_t chunks, free_slices, dirty_slices, purges;
+  bool is_giving_back;     // dirty slices went over the limit, and none that was purged has been wanted since; atomic
   size_t dirty_low_water;  // fewest dirty free slices since the last tick
   char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps
 };

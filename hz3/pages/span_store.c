@@ -3,8 +3,14 @@
 #include "hz3/pages/span_store.h"
 
 #include "hz3/base/fatal.h"
+#include "hz3/base/os.h"
+#include "hz3/config.h"
 
 enum { CARVE_WINDOW = 64 };  // objects among which the order of carving spreads neighbours over cache lines
+// A span with this few objects out is hollow: if its class is shrinking and memory is being given back, the pages between
+// the objects go, too, and once more when one is left. Those left mostly are in the caches of threads that may stay silent
+// (docs/decisions/0023).
+enum { HOLLOW_OBJECTS = 4 };
 
 static size_t room_of(const struct hz3_span *span) {
   return span->free_count + (hz3_size_classes[span->size_class].objects - span->carved);
@@ -20,6 +26,7 @@ static void unlink_locked(struct hz3_span_store *store, struct hz3_span *span) {
 
 // Puts the span where its room says, after the room changed.
 static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
+  if (span->list == HZ3_SPAN_PURGING) return;
   size_t room = room_of(span), objects = hz3_size_classes[span->size_class].objects;
   uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects));
   if (list == span->list) return;
@@ -125,31 +132,95 @@ static struct run run_of(unsigned size_class, void *object) {
   return (struct run){.span = span, .base = hz3_pages_span_base(span), .words = words, .word = words[0], .carved = span->carved};
 }
 
-// At the end of a run: relists the span; an entirely free one leaves the store and joins *retired.
-static void settle_locked(struct hz3_span_store *store, const struct run *run, struct hz3_span **retired) {
-  struct hz3_span *span = run->span;
-  run->words[run->at] = run->word;
-  span->free_count += run->count;
+// Spans that a release took off the lists, linked by next.
+struct off_list {
+  struct hz3_span *retired;  // free, and out of the store
+  struct hz3_span *hollow;   // to be purged: nobody fetches from them, objects still come back
+};
+
+static bool is_shrinking(const struct hz3_span_store *store, size_t objects) {
+  return store->live_objects * 2 <= store->spans * objects;
+}
+
+// Puts a span where its objects say after some came back: an entirely free one leaves the store.
+static void place_locked(struct hz3_span_store *store, struct hz3_span *span, struct off_list *off) {
+  if (span->list == HZ3_SPAN_PURGING) return;
   if (span->free_count < span->carved) {
     relist_locked(store, span);
     return;
   }
   unlink_locked(store, span);
   hz3_take_from_figure(&store->spans, 1);
-  span->next = *retired;
-  *retired = span;
+  span->next = off->retired;
+  off->retired = span;
+}
+
+// At the end of a run.
+static void settle_locked(struct hz3_span_store *store, const struct run *run, struct off_list *off) {
+  struct hz3_span *span = run->span;
+  run->words[run->at] = run->word;
+  uint32_t out_before = span->carved - span->free_count;
+  span->free_count += run->count;
+  uint32_t out = span->carved - span->free_count, objects = hz3_size_classes[span->size_class].objects;
+  bool has_crossed = (out <= HOLLOW_OBJECTS && out_before > HOLLOW_OBJECTS) || (out == 1 && out_before > 1);
+  bool is_hollow = has_crossed && out > 0 && out * 4 <= objects;
+  if (HZ3_CHECKED || !is_hollow || span->list == HZ3_SPAN_PURGING || !hz3_pages_is_giving_back() || !is_shrinking(store, objects)) {
+    place_locked(store, span, off);
+    return;
+  }
+  unlink_locked(store, span);
+  span->list = HZ3_SPAN_PURGING;
+  span->next = off->hollow;
+  off->hollow = span;
+}
+
+// The objects of a hollow span that are out, in order. Those that come back meanwhile are not missed.
+static size_t objects_out_locked(const struct hz3_span *span, uint32_t *out) {
+  size_t count = 0;
+  for (uint32_t w = 0; w * 64 < span->carved; w++) {
+    uint64_t word = ~span->free_words[w];
+    if (span->carved - w * 64 < 64) word &= ((uint64_t)1 << (span->carved - w * 64)) - 1;
+    for (; word != 0; word &= word - 1) out[count++] = w * 64 + (uint32_t)__builtin_ctzll(word);
+  }
+  return count;
+}
+
+static void purge_between(char *start, char *end) {
+  uintptr_t page = hz3_os_page_bytes(), first = hz3_round_up((uintptr_t)start, page), last = (uintptr_t)end & ~(page - 1);
+  if (first < last) hz3_os_purge((void *)first, last - first);
+}
+
+static void purge_hollow(struct hz3_span_store *store, struct off_list *off) {
+  while (off->hollow != NULL) {
+    struct hz3_span *span = off->hollow;
+    off->hollow = span->next;
+    uint32_t out[HOLLOW_OBJECTS];
+    hz3_lock_acquire(&store->lock);
+    size_t count = objects_out_locked(span, out), bytes = hz3_size_classes[span->size_class].bytes;
+    hz3_lock_release(&store->lock);
+    char *base = hz3_pages_span_base(span), *at = base;
+    for (size_t i = 0; i < count; i++) {
+      purge_between(at, base + out[i] * bytes);
+      at = base + (out[i] + 1) * bytes;
+    }
+    purge_between(at, base + span->slices * HZ3_SLICE_BYTES);
+    hz3_lock_acquire(&store->lock);
+    span->list = HZ3_SPAN_NO_LIST;
+    place_locked(store, span, off);
+    hz3_lock_release(&store->lock);
+  }
 }
 
 struct hz3_span *hz3_span_store_release(struct hz3_span_store *store, unsigned size_class, void **objects, size_t count) {
   const struct hz3_size_class class = hz3_size_classes[size_class];
-  struct hz3_span *retired = NULL;
+  struct off_list off = {NULL, NULL};
   if (count == 0) return NULL;
   hz3_lock_acquire(&store->lock);
   struct run run = run_of(size_class, objects[0]);
   for (size_t i = 0; i < count; i++) {
     size_t offset = (size_t)((char *)objects[i] - run.base);
     if (offset >= class.slices * HZ3_SLICE_BYTES) {  // seldom: neighbours in a magazine mostly are of one span
-      settle_locked(store, &run, &retired);
+      settle_locked(store, &run, &off);
       run = run_of(size_class, objects[i]);
       offset = (size_t)((char *)objects[i] - run.base);
     }
@@ -166,8 +237,9 @@ struct hz3_span *hz3_span_store_release(struct hz3_span_store *store, unsigned s
     run.word |= bit;
     run.count++;
   }
-  settle_locked(store, &run, &retired);
+  settle_locked(store, &run, &off);
   hz3_take_from_figure(&store->live_objects, count);
   hz3_lock_release(&store->lock);
-  return retired;
+  purge_hollow(store, &off);
+  return off.retired;
 }

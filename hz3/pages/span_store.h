@@ -3,7 +3,7 @@
 //   bitmaps of what came back.
 // Called by: small, medium.
 // Locks: one per store, rank CLASS; taken here, never held while a span comes from or goes to the page heap.
-// Invariant: a span is on the list of its fullness while 0 < room; room = free_count + (objects - carved); free_count =
+// Invariant: a span is on the list of its fullness while 0 < room, except while it is purged; room = free_count + (objects - carved); free_count =
 //   bits set. No object memory is read or written.
 #ifndef HZ3_PAGES_SPAN_STORE_H_
 #define HZ3_PAGES_SPAN_STORE_H_
@@ -14,7 +14,7 @@
 
 HZ3_BEGIN_DECLS
 
-enum { HZ3_SPAN_LISTS = 3, HZ3_SPAN_NO_LIST = 255 };
+enum { HZ3_SPAN_LISTS = 3, HZ3_SPAN_PURGING = 254, HZ3_SPAN_NO_LIST = 255 };
 
 struct hz3_span_store {
   struct hz3_lock lock;
