@@ -17,6 +17,7 @@ enum { DESCRIPTORS_PER_ALLOC = 3 };
 // Mappings of this size ask for huge pages: a 15 MiB block then takes 10 page faults instead of 3,840. Not below: what a
 // program touches of a huge page is all resident (docs/decisions/0013).
 #define HUGE_MIN_BYTES ((size_t)4 * 1024 * 1024)
+#define HUGE_PAGE_BYTES ((size_t)2 * 1024 * 1024)
 
 // Address space for a block: a sixteenth of its power of two as granule keeps the pieces reusable; only memory that is
 // touched costs anything.
@@ -59,12 +60,23 @@ static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) 
   return range;
 }
 
-static bool map_more(size_t bytes) {
+static char *map_below(size_t bytes, size_t align) {
   hz3_lock_acquire(&hz3_ranges.lock);
   char *above = hz3_ranges.lowest == NULL ? NULL : hz3_ranges.lowest->start;
   hz3_lock_release(&hz3_ranges.lock);
   void *hint = above == NULL ? NULL : (void *)((uintptr_t)above - bytes);  // wraps for an absurd size, which then fails
-  char *start = (char *)hz3_os_map_aligned(hint, bytes, HZ3_SLICE_BYTES);
+  return (char *)hz3_os_map_aligned(hint, bytes, align);
+}
+
+static bool map_more(size_t bytes) {
+  char *start = NULL;
+  // Whole huge pages: what lies around them costs a fault for each 4 KiB. What is left over is only address space.
+  if (bytes >= HUGE_MIN_BYTES && bytes < PTRDIFF_MAX / 2) {
+    size_t rounded = hz3_round_up(bytes, HUGE_PAGE_BYTES);
+    start = map_below(rounded, HUGE_PAGE_BYTES);
+    if (start != NULL) bytes = rounded;
+  }
+  if (start == NULL) start = map_below(bytes, HZ3_SLICE_BYTES);
   if (start == NULL) return false;
   if (bytes >= HUGE_MIN_BYTES) hz3_os_advise_huge(start, bytes, true);
   if (!hz3_page_map_reserve(start, bytes)) {
