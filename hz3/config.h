@@ -9,7 +9,8 @@
 #include <assert.h>  // static_assert in C and C++
 
 // HZ3_MAGAZINE_CAPACITY: objects in the smallest magazine of small classes. 62 pointers plus the header fill 512 bytes.
-// HZ3_MAGAZINE_BYTES: object bytes one magazine may hold for big classes; capacity = this / size, at least 16 up to 32 KiB.
+// HZ3_MAGAZINE_BYTES: object bytes that one magazine may hold at first; at least 16 objects up to 32 KiB. Those of busy classes
+//   grow to twice as much, of objects that fill less than 62 slots to 16 times as much.
 // HZ3_HEAP_BYTES: bytes a thread may keep in spare magazines before it shares them through the depot; half as many by which
 //   the magazines of busy classes may grow.
 // HZ3_DEPOT_BYTES: bytes of one class that the depot may keep at most; below it, a quarter of what is out of its spans.
@@ -25,7 +26,7 @@
 #if defined(HZ3_LANE_SCALE)
 #define HZ3_LANE_NAME "scale"
 #define HZ3_LANE_MAGAZINE_CAPACITY 62
-#define HZ3_LANE_MAGAZINE_BYTES (128 * 1024)
+#define HZ3_LANE_MAGAZINE_BYTES (64 * 1024)
 #define HZ3_LANE_HEAP_BYTES (1024 * 1024)
 #define HZ3_LANE_DEPOT_BYTES (16 * 1024 * 1024)
 #define HZ3_LANE_COOL_BYTES (2 * 1024 * 1024)
@@ -38,10 +39,10 @@
 #elif defined(HZ3_LANE_CHECKED)
 #define HZ3_LANE_NAME "checked"
 #define HZ3_LANE_MAGAZINE_CAPACITY 62
-#define HZ3_LANE_MAGAZINE_BYTES (128 * 1024)
+#define HZ3_LANE_MAGAZINE_BYTES (64 * 1024)
 #define HZ3_LANE_HEAP_BYTES (1024 * 1024)
 #define HZ3_LANE_DEPOT_BYTES (8 * 1024 * 1024)
-#define HZ3_LANE_COOL_BYTES (2 * 1024 * 1024)
+#define HZ3_LANE_COOL_BYTES (256 * 1024)
 #define HZ3_LANE_RETAIN_MIN_BYTES (8 * 1024 * 1024)
 #define HZ3_LANE_RETAIN_MAX_BYTES (64 * 1024 * 1024)
 #define HZ3_LANE_TICK_MS 100
@@ -64,7 +65,7 @@
 #elif defined(HZ3_LANE_FAST)
 #define HZ3_LANE_NAME "fast"
 #define HZ3_LANE_MAGAZINE_CAPACITY 62
-#define HZ3_LANE_MAGAZINE_BYTES (128 * 1024)
+#define HZ3_LANE_MAGAZINE_BYTES (64 * 1024)
 #define HZ3_LANE_HEAP_BYTES (1024 * 1024)
 #define HZ3_LANE_DEPOT_BYTES (16 * 1024 * 1024)
 #define HZ3_LANE_COOL_BYTES (2 * 1024 * 1024)

@@ -21,7 +21,7 @@
 enum {
   SLOW_CALLS_PER_CLOCK = 64,       // how often a slow path looks at the clock
   FEWEST_OBJECTS = 16,             // a full bin of any class up to 32 KiB
-  BIG_LEVEL_MAX = 3,               // a bin of big objects may grow to this level: eight times the bytes of one magazine
+  BIG_LEVEL_MAX = 4,               // a bin of big objects may grow to this level: 16 times the bytes of one magazine
   GROWN_HEAP_BYTES = 4 * HZ3_HEAP_BYTES,     // by which all bins of a heap may grow, while those of all heaps together
   GROWN_PROCESS_BYTES = 32 * HZ3_HEAP_BYTES, // grow by no more than this; half of HZ3_HEAP_BYTES every heap may have
   FIRST_REFILL = 8,                // objects: a thread that needs few gets few, then twice as many each time
@@ -115,7 +115,7 @@ static bool is_big(unsigned c) { return class_bytes(c) > HZ3_MAGAZINE_BYTES / HZ
 // Objects a bin may hold at a level. 0: blocks of this class go to and from their spans one by one.
 static size_t capacity_at(unsigned c, unsigned level) {
   size_t bytes = class_bytes(c);
-  if (!is_big(c)) return hz3_min(level == 0 ? HZ3_MAGAZINE_CAPACITY : hz3_magazine_capacity(level), HZ3_MAGAZINE_BYTES / bytes);
+  if (!is_big(c)) return level == 0 ? HZ3_MAGAZINE_CAPACITY : hz3_min(hz3_magazine_capacity(level), 2 * HZ3_MAGAZINE_BYTES / bytes);
   size_t least = bytes <= HZ3_TABLE_MAX ? FEWEST_OBJECTS : 0;
   return hz3_min(HZ3_MAGAZINE_CAPACITY, hz3_max(((size_t)HZ3_MAGAZINE_BYTES << level) / bytes, least));
 }
@@ -183,7 +183,7 @@ static bool may_grow(const struct hz3_heap *heap, unsigned c) {
   unsigned level = heap->level[c];
   size_t now = capacity_at(c, level), bytes = class_bytes(c);
   if (is_big(c) ? level == BIG_LEVEL_MAX
-                : level + 1 == HZ3_MAGAZINE_LEVELS || 2 * now * bytes > HZ3_MAGAZINE_BYTES ||
+                : level + 1 == HZ3_MAGAZINE_LEVELS || now * bytes > HZ3_MAGAZINE_BYTES ||
                       HZ3_MAGAZINE_CAPACITY != hz3_magazine_capacity(0))
     return false;
   size_t more = (capacity_at(c, level + 1) - now) * bytes, grown = heap->grown_bytes + more;

@@ -20,7 +20,7 @@ enum { SINGLE_CHUNKS = 64, GUARDED_CHUNKS = 256 * 1024 };
 
 // Chunks after these ask for huge pages: a heap of this size fills what it touches, and saves the faults. Not before: the
 // first spans of many classes would make 2 MiB resident where a small program uses a tenth (docs/decisions/0022).
-enum { SMALL_PAGE_CHUNKS = 2 };
+enum { SMALL_PAGE_CHUNKS = 4 };
 
 struct hz3_pages hz3_pages = {.lock = HZ3_LOCK_INIT(HZ3_RANK_PAGES), .retention = HZ3_RETENTION_INIT};
 

@@ -73,30 +73,31 @@ static uint64_t purge_runs(struct hz3_chunk *chunk, uint64_t mask) {
 static bool purge_oldest_locked(void) {
   struct hz3_chunk *chunk = hz3_pages.dirty_first;
   if (chunk == NULL) return false;
-  uint64_t mask = chunk->free & chunk->dirty;
-  unsigned count = (unsigned)__builtin_popcountll(mask);
   // The kernel makes huge pages afterwards, too, where they are asked for, and would fill what is purged between blocks
-  // again: a chunk asks for them until a part of it is purged, and anew when it is free as a whole.
+  // again: a chunk asks for them until a part of it is purged, and anew when it is free as a whole. With the first part
+  // go the clean slices: a huge page that reached into them made them resident.
   bool is_free = chunk->free == ~(uint64_t)0, advise = chunk->may_be_huge && chunk->is_huge != is_free;
   if (advise) chunk->is_huge = is_free;
+  uint64_t dirty = chunk->free & chunk->dirty, mask = advise && !is_free ? chunk->free : dirty;
+  unsigned count = (unsigned)__builtin_popcountll(mask);
   chunk->free &= ~mask;
   hz3_pages.free_slices -= count;
-  hz3_take_from_figure(&hz3_pages.dirty_slices, count);
+  hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(dirty));
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
   hz3_lock_release(&hz3_pages.lock);
   if (advise) hz3_os_advise_huge(chunk->base, HZ3_CHUNK_BYTES, is_free);
   uint64_t purged = purge_runs(chunk, mask);
   hz3_lock_acquire(&hz3_pages.lock);
-  chunk->purged |= purged;
+  chunk->purged |= purged & dirty;
   chunk->dirty &= ~purged;  // what the kernel refused (locked memory) stays dirty
   chunk->free |= mask;
   hz3_pages.free_slices += count;
-  hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(mask & ~purged));
+  hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(dirty & ~purged));
   hz3_pages.purges++;
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
-  return purged != 0;
+  return (purged & dirty) != 0;
 }
 
 void hz3_pages_purge_to(size_t keep_bytes) {
