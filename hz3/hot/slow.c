@@ -387,7 +387,8 @@ static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   return got > 0;
 }
 
-static void *alloc_uncached(struct hz3_heap *heap, unsigned c, bool *is_clean) {
+// Straight from the spans.
+static void *alloc_one(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   void *object;
   if (fetch(c, &object, 1, is_clean) != 0 || (reclaim(heap) && fetch(c, &object, 1, is_clean) != 0)) return object;
   return NULL;
@@ -398,10 +399,8 @@ static void *alloc_class(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   void *object = hz3_bin_pop(&heap->bins[c]);
   if (object != NULL) return object;
   note_slow(heap, c, false);
-  if (capacity_at(c, heap->level[c]) == 0) return alloc_uncached(heap, c, is_clean);
-  if ( (refill(heap, c, is_clean) || (reclaim(heap) && refill(heap, c, is_clean))))
-    object = hz3_bin_pop(&heap->bins[c]);
-  return object;
+  if (capacity_at(c, heap->level[c]) > 0 && refill(heap, c, is_clean)) return hz3_bin_pop(&heap->bins[c]);
+  return alloc_one(heap, c, is_clean);
 }
 
 static void *alloc_large(size_t bytes, size_t align, bool zero) {

@@ -9,7 +9,7 @@
 #include "hz3/config.h"
 #include "hz3/remote/stack.h"
 
-enum { MAX_SHARDS = 64, SLAB_UNITS = 128, UNIT_BYTES = 512, MAX_SLABS = 1 << (HZ3_STACK_INDEX_BITS - 7) };
+enum { MAX_SHARDS = 64, SLAB_UNITS = 128, UNIT_BYTES = 512, MAX_SLABS = 1 << (HZ3_STACK_INDEX_BITS - 7), WARM_LINES = 8 };
 
 char *hz3_magazine_slabs[MAX_SLABS];
 
@@ -19,10 +19,11 @@ struct shelf {
   struct hz3_stack warm, cool;
 };
 static struct shelf depot[MAX_SHARDS][HZ3_CLASS_COUNT];
-// Object bytes on the warm stacks of a shard, of all classes.
+// Object bytes on the warm stacks of a shard, of all classes: the sum over its lines, modulo 2^64. CPUs add and take on lines
+// of their own; the sum is only wanted where a stack has run dry or is full.
 static struct {
   size_t bytes;
-} __attribute__((aligned(HZ3_CACHE_LINE))) warm[MAX_SHARDS];
+} __attribute__((aligned(HZ3_CACHE_LINE))) warm[MAX_SHARDS][WARM_LINES];
 static struct hz3_stack pools[MAX_SHARDS][HZ3_MAGAZINE_LEVELS];
 static unsigned shard_count = 1;
 
@@ -79,9 +80,15 @@ static uint32_t height_of(const struct hz3_stack *stack) {
   return hz3_stack_count(__atomic_load_n(&stack->word, __ATOMIC_RELAXED));
 }
 
-static size_t warm_bytes(unsigned shard) { return __atomic_load_n(&warm[shard].bytes, __ATOMIC_RELAXED); }
+static size_t warm_bytes(unsigned shard) {
+  size_t sum = 0;
+  for (int i = 0; i < WARM_LINES; i++) sum += __atomic_load_n(&warm[shard][i].bytes, __ATOMIC_RELAXED);
+  return sum > PTRDIFF_MAX ? 0 : sum;  // the lines were read at different times
+}
 
-static void add_warm(unsigned shard, size_t bytes) { __atomic_fetch_add(&warm[shard].bytes, bytes, __ATOMIC_RELAXED); }
+static void add_warm(unsigned shard, unsigned cpu, size_t bytes) {
+  __atomic_fetch_add(&warm[shard][cpu % WARM_LINES].bytes, bytes, __ATOMIC_RELAXED);
+}
 
 static size_t bytes_of(unsigned size_class, const struct hz3_magazine *magazine) {
   return magazine->count * (size_t)hz3_size_classes[size_class].bytes;
@@ -93,16 +100,16 @@ bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t l
   bool is_full = (size_t)(height_of(&shelf->warm) + height_of(&shelf->cool)) * shard_count >= limit;
   if (is_full && warm_bytes(shard) >= 2 * HZ3_COOL_BYTES) return false;
   __atomic_store_n(&magazine->cpu, cpu, __ATOMIC_RELAXED);
-  add_warm(shard, bytes_of(size_class, magazine));
+  add_warm(shard, cpu, bytes_of(size_class, magazine));
   if (hz3_stack_push(&shelf->warm, magazine, magazine, 1, false)) return true;
-  add_warm(shard, 0 - bytes_of(size_class, magazine));
+  add_warm(shard, cpu, 0 - bytes_of(size_class, magazine));
   return false;
 }
 
-static struct hz3_magazine *pop_warm(unsigned shard, unsigned size_class) {
+static struct hz3_magazine *pop_warm(unsigned shard, unsigned size_class, unsigned cpu) {
   uint32_t count;
   struct hz3_magazine *magazine = hz3_stack_pop(&depot[shard][size_class].warm, 1, &count);
-  if (magazine != NULL) add_warm(shard, 0 - bytes_of(size_class, magazine));
+  if (magazine != NULL) add_warm(shard, cpu, 0 - bytes_of(size_class, magazine));
   return magazine;
 }
 
@@ -118,7 +125,7 @@ static bool is_own(const struct hz3_stack *stack, unsigned cpu) {
 }
 
 // Turns the warm stack over onto the cool one, except for the oldest magazine, which the caller gets. NULL if empty.
-static struct hz3_magazine *turn_over(unsigned shard, unsigned size_class) {
+static struct hz3_magazine *turn_over(unsigned shard, unsigned size_class, unsigned cpu) {
   struct shelf *shelf = &depot[shard][size_class];
   struct hz3_magazine *newest = hz3_stack_take_all(&shelf->warm), *oldest = NULL;
   size_t bytes = 0;
@@ -130,38 +137,38 @@ static struct hz3_magazine *turn_over(unsigned shard, unsigned size_class) {
     oldest = at;
     at = older == 0 ? NULL : hz3_magazine_at(older);
   }
-  add_warm(shard, 0 - bytes);
+  add_warm(shard, cpu, 0 - bytes);
   if (count > 1) hz3_stack_push(&shelf->cool, hz3_magazine_at(oldest->next), newest, count - 1, true);
   return oldest;
 }
 
 static struct hz3_magazine *pop_from(unsigned shard, unsigned size_class, unsigned cpu) {
   struct hz3_stack *stack = &depot[shard][size_class].warm;
-  struct hz3_magazine *magazine = is_own(stack, cpu) ? pop_warm(shard, size_class) : pop_cool(shard, size_class);
+  struct hz3_magazine *magazine = is_own(stack, cpu) ? pop_warm(shard, size_class, cpu) : pop_cool(shard, size_class);
   if (magazine != NULL) return magazine;
   bool is_due = warm_bytes(shard) >= HZ3_COOL_BYTES || height_of(stack) > HZ3_STACK_MAX / 2;
-  return is_due ? turn_over(shard, size_class) : NULL;
+  return is_due ? turn_over(shard, size_class, cpu) : NULL;
 }
 
-struct hz3_magazine *hz3_depot_pop(unsigned size_class) {
+static struct hz3_magazine *drain_from(unsigned shard, unsigned size_class, unsigned cpu) {
+  struct hz3_magazine *magazine = pop_cool(shard, size_class);
+  return magazine != NULL ? magazine : pop_warm(shard, size_class, cpu);
+}
+
+typedef struct hz3_magazine *take_from(unsigned shard, unsigned size_class, unsigned cpu);
+
+// From the own shard if possible.
+HZ3_INLINE struct hz3_magazine *take(unsigned size_class, take_from *from) {
   unsigned cpu = hz3_os_cpu(), own = shard_of(cpu);
   for (unsigned i = 0; i < shard_count; i++) {
-    struct hz3_magazine *magazine = pop_from((own + i) % shard_count, size_class, cpu);
+    struct hz3_magazine *magazine = from((own + i) % shard_count, size_class, cpu);
     if (magazine != NULL) return magazine;
   }
   return NULL;
 }
 
-struct hz3_magazine *hz3_depot_drain(unsigned size_class) {
-  unsigned own = own_shard();
-  for (unsigned i = 0; i < shard_count; i++) {
-    unsigned shard = (own + i) % shard_count;
-    struct hz3_magazine *magazine = pop_cool(shard, size_class);
-    if (magazine == NULL) magazine = pop_warm(shard, size_class);
-    if (magazine != NULL) return magazine;
-  }
-  return NULL;
-}
+struct hz3_magazine *hz3_depot_pop(unsigned size_class) { return take(size_class, pop_from); }
+struct hz3_magazine *hz3_depot_drain(unsigned size_class) { return take(size_class, drain_from); }
 
 static uint32_t take_low_water(struct hz3_stack *stack) {
   uint32_t unused = __atomic_load_n(&stack->low_water, __ATOMIC_RELAXED);
