@@ -89,7 +89,7 @@ static struct hz3_chunk *find_chunk_locked(unsigned count, unsigned align, int *
   return NULL;
 }
 
-static void set_giving_back(bool value) { __atomic_store_n(&hz3_pages.is_giving_back, value, __ATOMIC_RELAXED); }
+void hz3_pages_set_giving_back(bool value) { __atomic_store_n(&hz3_pages.is_giving_back, value, __ATOMIC_RELAXED); }
 bool hz3_pages_is_giving_back(void) { return __atomic_load_n(&hz3_pages.is_giving_back, __ATOMIC_RELAXED); }
 
 // A span of the class, tagged; its list fields are for the caller.
@@ -104,10 +104,7 @@ static struct hz3_span *take_span_locked(unsigned size_class) {
   hz3_pages.free_slices -= count;
   hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(dirty));
   hz3_pages.dirty_low_water = hz3_min(hz3_pages.dirty_low_water, hz3_pages.dirty_slices);
-  if ((chunk->purged & mask) != 0) {
-    hz3_retention_note_regret(&hz3_pages.retention);
-    set_giving_back(false);
-  }
+  if ((chunk->purged & mask) != 0 && hz3_retention_note_regret(&hz3_pages.retention)) hz3_pages_set_giving_back(false);
   chunk->purged &= ~mask;
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
@@ -212,7 +209,7 @@ void hz3_pages_free_span(struct hz3_span *span) {
   size_t used = hz3_pages.chunks * HZ3_CHUNK_BYTES - hz3_pages.free_slices * HZ3_SLICE_BYTES;
   size_t limit = hz3_retention_limit(&hz3_pages.retention, used);
   bool over = hz3_pages.dirty_slices * HZ3_SLICE_BYTES > limit;
-  if (over) set_giving_back(true);
+  if (over) hz3_pages_set_giving_back(true);
   hz3_lock_release(&hz3_pages.lock);
   // Half of the limit stays, so that the next spans to go do not call the kernel one by one.
   if (over) hz3_pages_purge_to(limit / 2);

@@ -59,9 +59,10 @@ struct hz3_retention {
 // more than is in use, so that what an oscillating load has taught does not outlive the load.
 size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes);
 void hz3_retention_note_purge(struct hz3_retention *retention);
-void hz3_retention_note_regret(struct hz3_retention *retention);  // memory that was purged is handed out again
+// Memory that was purged is handed out again. Whether too early.
+bool hz3_retention_note_regret(struct hz3_retention *retention);
 
-// Whether memory was given back lately, and none of it was wanted again: a hint, lock-free.
+// Whether there was more dirty free memory than needed, and none was purged too early since: a hint, lock-free.
 bool hz3_pages_is_giving_back(void);
 // For the tick: gives back half of the dirty free memory that nobody needed since the last call.
 void hz3_pages_purge_idle(void);

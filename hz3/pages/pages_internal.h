@@ -36,7 +36,7 @@ struct hz3_pages {
   struct hz3_chunk *spare_descriptors;  // of unmapped chunks, linked by next
   struct hz3_retention retention;
   size_t chunks, free_slices, dirty_slices, purges;
-  bool is_giving_back;     // dirty slices went over the limit, and none that was purged has been wanted since; atomic
+  bool is_giving_back;     // dirty slices were over the limit or idle, and none was purged too early since; atomic
   size_t dirty_low_water;  // fewest dirty free slices since the last tick
   char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps
 };
@@ -53,6 +53,8 @@ void hz3_tag_map_set_locked(const char *start, size_t slices, uint16_t tag);
 
 // pages.c
 void hz3_chunk_relist_locked(struct hz3_chunk *chunk);
+
+void hz3_pages_set_giving_back(bool value);
 
 // purge.c
 void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk);

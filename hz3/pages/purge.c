@@ -25,14 +25,16 @@ void hz3_retention_note_purge(struct hz3_retention *retention) {
   }
 }
 
-void hz3_retention_note_regret(struct hz3_retention *retention) {
-  if (retention->last_purge_ms == 0) return;
+bool hz3_retention_note_regret(struct hz3_retention *retention) {
+  if (retention->last_purge_ms == 0) return false;
   uint64_t now = hz3_os_now_ms();
-  if (now - retention->last_purge_ms <= REGRET_MS) {
+  bool is_early = now - retention->last_purge_ms <= REGRET_MS;
+  if (is_early) {
     retention->limit_bytes = hz3_min(retention->limit_bytes * 2, HZ3_RETAIN_MAX_BYTES);
     retention->last_regret_ms = now;
   }
   retention->last_purge_ms = 0;  // one purge is regretted once
+  return is_early;
 }
 
 // Keeps the chunk on the dirty list exactly while it has dirty free slices; new ones go to the end.
@@ -111,6 +113,7 @@ void hz3_pages_purge_to(size_t keep_bytes) {
 void hz3_pages_purge_idle(void) {
   hz3_lock_acquire(&hz3_pages.lock);
   size_t keep = hz3_pages.dirty_slices - hz3_min(hz3_pages.dirty_low_water / 2, hz3_pages.dirty_slices);
+  if (hz3_pages.dirty_slices > keep) hz3_pages_set_giving_back(true);
   while (hz3_pages.dirty_slices > keep && purge_oldest_locked()) {
   }
   hz3_pages.dirty_low_water = hz3_pages.dirty_slices;
