@@ -313,8 +313,8 @@ void *hz3_large_grow(void *pointer, size_t bytes) {
   size_t used = from->usable_bytes, moved = hz3_round_up(used, HZ3_SLICE_BYTES);
   enum hz3_os_moved moved_by_kernel = HZ3_OS_NOT_MOVED;
   // Where the target has its pages already, copying keeps those of the source for their next user.
-  bool has_pages = hz3_dirty_count_bytes(to->start, moved) > moved / 2;
-  if (used >= MOVE_MIN_BYTES && !has_pages) moved_by_kernel = hz3_os_move_pages(from->start, to->start, moved);
+  bool may_move = used >= MOVE_MIN_BYTES && hz3_dirty_count_bytes(to->start, moved) <= moved / 2;
+  if (may_move) moved_by_kernel = hz3_os_move_pages(from->start, to->start, moved);
   if (moved_by_kernel == HZ3_OS_TARGET_LOST) {
     give_up(to);
     return NULL;

@@ -287,6 +287,22 @@ SCENARIO(burst_then_silence) {
   _exit(0);
 }
 
+// Under vm.overcommit_memory=2, and by RLIMIT_DATA, every private mapping counts as memory, touched or not, MAP_NORESERVE
+// or not: what is mapped must follow what is used.
+SCENARIO(little_is_mapped_beyond_use) {
+  free(malloc(1));
+  long before = status_kb("VmData");
+  size_t used = 0;
+  for (size_t size : {600, 5000, 70000, 700000, 1500000, 30000000}) {
+    for (size_t end = used + (size_t{100} << 20); used < end;) {
+      void* p = malloc(size);
+      REQUIRE(p != nullptr);
+      used += malloc_usable_size(p);
+    }
+    require_at_most("mapped", status_kb("VmData") - before, static_cast<long>(used >> 10) * 4 / 3 + (16 << 10));
+  }
+}
+
 class MemoryTest : public testing::TestWithParam<const char*> {};
 
 TEST_P(MemoryTest, StaysWithinItsLimit) {
@@ -301,7 +317,8 @@ INSTANTIATE_TEST_SUITE_P(All, MemoryTest,
                                          "freed_by_threads_that_end", "freed_but_for_neighbourhoods",
                                          "ring_of_producer_and_consumer", "thread_that_only_frees",
                                          "thread_that_only_frees_mixed_sizes", "dead_threads_are_reused",
-                                         "a_thousand_threads_with_little", "burst_then_silence"),
+                                         "a_thousand_threads_with_little", "burst_then_silence",
+                                         "little_is_mapped_beyond_use"),
                          [](const testing::TestParamInfo<const char*>& info) { return std::string(info.param); });
 
 // Preloaded, for a program that links the allocator also brings the C++ runtime, which is as large again.
