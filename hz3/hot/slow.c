@@ -429,8 +429,15 @@ static void *alloc(unsigned c, size_t bytes, size_t align, bool zero) {
   return object;
 }
 
+// Also for what the table of the fast path does not know, sizes above 32 KiB and aligned blocks.
+static void *alloc_from_bin(unsigned c, size_t bytes, size_t align) {
+  void *object = hz3_bin_pop(hz3_bin_at(c * sizeof(struct hz3_bin)));
+  return object != NULL ? object : alloc(c, bytes, align, false);
+}
+
 void *hz3_malloc_slow(size_t bytes) {
-  return alloc(bytes <= HZ3_MEDIUM_MAX ? hz3_size_class_of(bytes) : 0, bytes, 1, false);
+  if (bytes > HZ3_MEDIUM_MAX) return alloc(0, bytes, 1, false);
+  return alloc_from_bin(hz3_size_class_of(bytes), bytes, 1);
 }
 
 void *hz3_calloc(size_t bytes) {
@@ -444,8 +451,7 @@ void *hz3_aligned_alloc(size_t align, size_t bytes) {
   if (align <= 16) return hz3_malloc(bytes);
   unsigned c = hz3_size_class_of_aligned(bytes, align);
   if (c == 0) return alloc(0, bytes, align, false);
-  void *object = hz3_bin_pop(hz3_bin_at(c * sizeof(struct hz3_bin)));
-  return object != NULL ? object : alloc(c, class_bytes(c), align, false);
+  return alloc_from_bin(c, class_bytes(c), align);
 }
 
 // ---- free ----
