@@ -133,19 +133,20 @@ TEST(Lock, ForkLeavesTheInterruptedSectionItsLock) {
 
 TEST(Lock, ForkWaitsForOthersAndWakesThem) {
   hz3_lock lock = HZ3_LOCK_INIT(HZ3_RANK_CLASS);
-  std::atomic<bool> held{false}, entered{false};
+  std::atomic<bool> held{false}, forking{false}, entered{false};
   std::thread other([&] {
     hz3_lock_acquire(&lock);
     held = true;
     AwaitWaiter(lock);
     hz3_lock_release(&lock);
-    SleepMs(1);
+    while (!forking) SleepMs(1);
     hz3_lock_acquire(&lock);
     entered = true;
     hz3_lock_release(&lock);
   });
   while (!held) SleepMs(1);
   hz3_lock_acquire_for_fork(&lock);
+  forking = true;
   EXPECT_FALSE(hz3_lock_is_mine(&lock)) << "fork's own hold must not look like an interrupted section";
   AwaitWaiter(lock);
   EXPECT_FALSE(entered);
