@@ -62,7 +62,8 @@ void hz3_retention_note_purge(struct hz3_retention *retention);
 // Memory that was purged is handed out again. Whether too early.
 bool hz3_retention_note_regret(struct hz3_retention *retention);
 
-// Whether there was more dirty free memory than needed, and none was purged too early since: a hint, lock-free.
+// Whether at the last tick, or since, there was more dirty free memory than needed, and none was purged too early since: a
+// hint, lock-free.
 bool hz3_pages_is_giving_back(void);
 // For the tick: gives back half of the dirty free memory that nobody needed since the last call.
 void hz3_pages_purge_idle(void);

@@ -36,7 +36,7 @@ struct hz3_pages {
   struct hz3_chunk *spare_descriptors;  // of unmapped chunks, linked by next
   struct hz3_retention retention;
   size_t chunks, free_slices, dirty_slices, purges;
-  bool is_giving_back;     // dirty slices were over the limit or idle, and none was purged too early since; atomic
+  bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
   size_t dirty_low_water;  // fewest dirty free slices since the last tick
   char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps
 };
