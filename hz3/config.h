@@ -15,7 +15,7 @@
 //   the magazines of busy classes may grow.
 // HZ3_DEPOT_BYTES: bytes of one class that the depot may keep at most; below it, a quarter of what is out of its spans.
 // HZ3_COOL_BYTES: bytes pushed to the depot after a magazine before another CPU gets it: twice a typical second-level cache.
-//   So many may stay in it in any case.
+//   Threads that only free may leave twice as many there.
 // HZ3_RETAIN_MIN_BYTES / HZ3_RETAIN_MAX_BYTES: dirty free memory kept from the kernel, per source (slices, large ranges).
 //   The bound starts at the minimum and doubles whenever purged memory was wanted again within a second.
 // HZ3_TICK_MS: period of the clean-up driven from slow paths (depot low-water, parked heaps).

@@ -31,6 +31,7 @@ struct hz3_heap {
   size_t grown_bytes;                   // object bytes that bins may hold beyond their smallest magazines
   uint64_t last_tick_ms, used_bits[2];  // classes that took a slow path since the last tick
   uint64_t freed_bits[2];               // classes of which the last slow path was a free
+  uint64_t refilled_bits[2];            // classes of which a bin ran dry since the last tick
   struct hz3_heap *next_heap;           // registry, never changes
   struct hz3_heap *next_parked;         // lock HEAPS
   size_t parked_bytes;                  // object bytes when it was parked, lock HEAPS

@@ -509,7 +509,9 @@ TEST_F(Hot, BinsOfAllHeapsGrowWithinOneBudget) {
     sum += heap->grown_bytes;
   }
   EXPECT_LE(sum, HZ3_HEAP_BYTES * (32 + kThreads / 2));
-  EXPECT_GE(sum, size_t{HZ3_HEAP_BYTES} * 16) << "they did not grow";
+  if (HZ3_TICK_MS >= 100) {  // else ticks take back what has grown
+    EXPECT_GE(sum, size_t{HZ3_HEAP_BYTES} * 16) << "they did not grow";
+  }
   release = true;
   for (std::thread &thread : threads) thread.join();
 }

@@ -198,6 +198,7 @@ static void note_slow(struct hz3_heap *heap, unsigned c, bool is_free) {
   heap->used_bits[c / 64] |= bit;
   bool has_turned = ((*freed & bit) != 0) != is_free;
   *freed = is_free ? *freed | bit : *freed & ~bit;
+  if (!is_free) heap->refilled_bits[c / 64] |= bit;
   if (heap->misses[c] < MISSES_TO_GROW && (has_turned || !is_big(c))) heap->misses[c]++;
   if (heap->misses[c] < MISSES_TO_GROW || !may_grow(heap, c)) return;
   set_level(heap, c, heap->level[c] + 1u);
@@ -232,9 +233,11 @@ static size_t depot_limit(unsigned c, size_t magazine_objects) {
 }
 
 // Gives a magazine with objects to whoever needs it next; if the depot has enough, the objects go to their spans, and one
-// more magazine with them, so that the depot shrinks with what lives.
+// more magazine with them, so that the depot shrinks with what lives. What a thread frees that does not allocate of the class
+// may cool in the depot; other threads do better with what their spans hand out in order of addresses.
 static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
-  if (hz3_depot_push(c, magazine, depot_limit(c, magazine->count))) return;
+  bool only_frees = (heap->refilled_bits[c / 64] >> (c % 64) & 1) == 0;
+  if (hz3_depot_push(c, magazine, depot_limit(c, magazine->count), only_frees)) return;
   struct hz3_magazine *older = hz3_depot_drain(c);
   release_magazine(heap, c, magazine);
   if (older != NULL) release_magazine(heap, c, older);
@@ -300,6 +303,7 @@ static void tick_own(struct hz3_heap *heap, uint64_t now) {
     heap->misses[c] = 0;
   }
   heap->used_bits[0] = heap->used_bits[1] = 0;
+  heap->refilled_bits[0] = heap->refilled_bits[1] = 0;
 }
 
 static void tick(struct hz3_heap *heap) {

@@ -94,11 +94,11 @@ static size_t bytes_of(unsigned size_class, const struct hz3_magazine *magazine)
   return magazine->count * (size_t)hz3_size_classes[size_class].bytes;
 }
 
-bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit) {
+bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, bool may_cool) {
   unsigned cpu = hz3_os_cpu(), shard = shard_of(cpu);
   struct shelf *shelf = &depot[shard][size_class];
   bool is_full = (size_t)(height_of(&shelf->warm) + height_of(&shelf->cool)) * shard_count >= limit;
-  if (is_full && warm_bytes(shard) >= 2 * HZ3_COOL_BYTES) return false;
+  if (is_full && (!may_cool || warm_bytes(shard) >= 2 * HZ3_COOL_BYTES)) return false;
   __atomic_store_n(&magazine->cpu, cpu, __ATOMIC_RELAXED);
   add_warm(shard, cpu, bytes_of(size_class, magazine));
   if (hz3_stack_push(&shelf->warm, magazine, magazine, 1, false)) return true;

@@ -41,8 +41,8 @@ struct hz3_magazine *hz3_magazine_alloc(unsigned level, uint32_t wanted, uint32_
 void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, uint32_t count);
 
 // Lock-free. Push gives up ownership of the magazine and its objects; false (nothing changed) if the class already has
-// `limit` magazines in the depot (per shard, its share of them) and no more are wanted for cooling, see below.
-bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit);
+// `limit` magazines in the depot (per shard, its share of them), unless it may cool there: twice HZ3_COOL_BYTES, see below.
+bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, bool may_cool);
 // For a refill: the newest magazine if this CPU pushed it, for then its objects are in this CPU's cache. Otherwise the
 // oldest, once HZ3_COOL_BYTES have been pushed after it: memory that another CPU has just used costs more than memory
 // that has left that CPU's cache (docs/decisions/0021). NULL if there is neither.
