@@ -177,7 +177,7 @@ TEST_F(Hot, CachesStayWithinTheirBudgets) {
     ExpectHeapIsSound();
     unsigned c = hz3_size_class_of(bytes);
     size_t bin_bytes = hz3_magazine_capacity(HZ3_MAGAZINE_LEVELS - 1) * bytes;
-    EXPECT_LE(ClassStats(c).cached_objects * bytes, HZ3_HEAP_BYTES + HZ3_DEPOT_BYTES + 4 * HZ3_COOL_BYTES + 3 * bin_bytes) << bytes;
+    EXPECT_LE(ClassStats(c).cached_objects * bytes, HZ3_HEAP_BYTES + HZ3_DEPOT_BYTES + 3 * bin_bytes) << bytes;
     EXPECT_EQ(ClassStats(c).live_objects, 0u);
   }
 }
@@ -330,7 +330,7 @@ TEST_F(Hot, ThreadThatHoldsMuchLeavesLittle) {
       for (int i = 0; i < 200; i++) blocks.push_back(hz3_malloc(bytes));
     for (void *block : blocks) hz3_free(block);
   }).join();
-  EXPECT_LE(Stats().cached_bytes, HZ3_DEPOT_BYTES + 4 * HZ3_COOL_BYTES + 512 * HZ3_KIB);
+  EXPECT_LE(Stats().cached_bytes, HZ3_DEPOT_BYTES + 512 * HZ3_KIB);
 }
 
 TEST_F(Hot, BlocksOutliveTheirThread) {
@@ -454,7 +454,7 @@ TEST_F(Hot, BusyClassesGetBiggerMagazinesWithinABudget) {
       for (void *&block : blocks) block = hz3_malloc(bytes);
       for (void *block : blocks) hz3_free(block);
     }
-    EXPECT_LE(OwnHeap()->grown_bytes, size_t{HZ3_HEAP_BYTES} * 4);
+    EXPECT_LE(OwnHeap()->grown_bytes, size_t{HZ3_HEAP_BYTES} / 2);
     ExpectHeapIsSound();
     if (bytes != 64) continue;
     EXPECT_GE(hz3_heap_cached_objects(OwnHeap(), c), blocks.size()) << "the whole swing fits by now";
@@ -473,7 +473,7 @@ void SwingBy(size_t count, size_t bytes) {
   }
 }
 
-// A class above 128 KiB starts without a bin, and gets one that holds eight magazines' bytes.
+// A class of which one block is more than a magazine's bytes starts without a bin, and gets one.
 TEST_F(Hot, BinsOfBigBlocksGrowAndGoAgain) {
   for (size_t bytes : {size_t{HZ3_MAGAZINE_BYTES} / 2, size_t{HZ3_MAGAZINE_BYTES} * 2, size_t{HZ3_MAGAZINE_BYTES} * 4}) {
     unsigned c = hz3_size_class_of(bytes);

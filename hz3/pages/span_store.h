@@ -3,8 +3,8 @@
 //   bitmaps of what came back.
 // Called by: small, medium.
 // Locks: one per store, rank CLASS; taken here, never held while a span comes from or goes to the page heap.
-// Invariant: a span is on the list of its fullness while 0 < room, except while it is purged; room = free_count + (objects - carved); free_count =
-//   bits set. No object memory is read or written.
+// Invariant: a span is on the list of its fullness while 0 < room, except while it is purged; room = free_count +
+//   (objects - carved); free_count = bits set. No object memory is read or written.
 #ifndef HZ3_PAGES_SPAN_STORE_H_
 #define HZ3_PAGES_SPAN_STORE_H_
 

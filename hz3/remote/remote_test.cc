@@ -148,8 +148,8 @@ TEST_F(Remote, DepotRefusesBeyondTheLimit) {
   EXPECT_FALSE(hz3_depot_push(c, a, 0, false));
   EXPECT_TRUE(hz3_depot_push(c, a, 1, false));
   EXPECT_FALSE(hz3_depot_push(c, b, 1, false));
-  FreeAll({b});
-  FreeAll(PopAll(c));
+  EXPECT_EQ(PopAll(c), std::vector<hz3_magazine *>({a}));
+  FreeAll({a, b});
 }
 
 TEST_F(Remote, WhatMayCoolIsRefusedOnceEnoughCools) {
