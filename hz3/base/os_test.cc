@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -15,6 +16,8 @@
 #include <chrono>
 #include <thread>
 #include <vector>
+
+#include "hz3/base/refuse_test.h"
 
 namespace {
 
@@ -114,12 +117,32 @@ TEST_F(Os, LockedMemoryIsNotPurged) {
   hz3_os_unmap(memory, kPage);
 }
 
+TEST_F(Os, ProtectedMemoryFaultsUntilItIsWritableAgain) {
+  const size_t kPage = hz3_os_page_bytes();
+  volatile char *memory = static_cast<char *>(hz3_os_map(nullptr, 3 * kPage));
+  memory[kPage - 1] = memory[kPage] = memory[2 * kPage] = 7;
+  char *middle = const_cast<char *>(memory) + kPage;
+  EXPECT_TRUE(hz3_os_protect(middle, kPage));
+  EXPECT_EQ(memory[kPage - 1] + memory[2 * kPage], 14);
+  for (char *at : {middle, middle + kPage - 1}) {
+    EXPECT_DEATH(_exit(*static_cast<volatile char *>(at) & 0), "");
+    EXPECT_DEATH(*static_cast<volatile char *>(at) = 1, "");
+  }
+  errno = kMarkedErrno;  // a death test does not keep it
+  EXPECT_TRUE(hz3_os_make_writable(middle, kPage));
+  EXPECT_EQ(memory[kPage], 7);
+  memory[kPage] = 8;
+  hz3_os_unmap(const_cast<char *>(memory), 3 * kPage);
+  EXPECT_FALSE(hz3_os_protect(middle, kPage)) << "nothing is mapped there";
+  EXPECT_FALSE(hz3_os_make_writable(middle, kPage));
+}
+
 TEST_F(Os, MovedPagesArriveAndLeaveZeroes) {
   const size_t kBytes = 64 * hz3_os_page_bytes();
   char *from = static_cast<char *>(hz3_os_map(nullptr, kBytes));
   char *to = static_cast<char *>(hz3_os_map(nullptr, kBytes));
   for (size_t i = 0; i < kBytes; i++) from[i] = static_cast<char>(i / 64);
-  if (!hz3_os_move_pages(from, to, kBytes)) GTEST_SKIP() << "the kernel cannot move pages and keep the mapping";
+  if (hz3_os_move_pages(from, to, kBytes) != HZ3_OS_MOVED) GTEST_SKIP() << "the kernel cannot move pages and keep the mapping";
   for (size_t i = 0; i < kBytes; i++) ASSERT_EQ(to[i], static_cast<char>(i / 64));
   EXPECT_TRUE(IsZero(from, kBytes));
   memset(from, 1, kBytes);
@@ -137,6 +160,47 @@ TEST_F(Os, FailedMoveLeavesTheTargetUsable) {
   EXPECT_TRUE(IsZero(to, kBytes));
   memset(to, 1, kBytes);
   hz3_os_unmap(to, kBytes);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their runtimes need address space of their own
+// With more mapped already than may be, the kernel unmaps the target and then finds that the move would exceed the limit.
+[[noreturn]] void MoveBeyondTheLimit() {
+  const size_t kBytes = 4 * hz3_os_page_bytes();
+  char *from = static_cast<char *>(hz3_os_map(nullptr, kBytes));
+  char *to = static_cast<char *>(hz3_os_map(nullptr, kBytes));
+  memset(from, 7, kBytes);
+  rlimit limit = {1 << 20, 1 << 20};
+  HZ3_REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
+  errno = kMarkedErrno;
+  hz3_os_moved moved = hz3_os_move_pages(from, to, kBytes);
+  HZ3_REQUIRE(errno == kMarkedErrno);
+  HZ3_REQUIRE(moved == (IsMapped(to, kBytes) ? HZ3_OS_NOT_MOVED : HZ3_OS_TARGET_LOST));
+  HZ3_REQUIRE(std::count(from, from + kBytes, 7) == static_cast<ptrdiff_t>(kBytes));
+  _exit(0);
+}
+
+TEST(OsDeathTest, AMoveThatLosesItsTargetSaysSo) {
+  EXPECT_EXIT(MoveBeyondTheLimit(), testing::ExitedWithCode(0), "");
+}
+#endif
+
+[[noreturn]] void DrawWithoutTheKernel() {
+  hz3_test::RefuseCall(SYS_getrandom);
+  errno = kMarkedErrno;
+  std::vector<uint64_t> drawn;
+  for (int i = 0; i < 100; i++) drawn.push_back(hz3_os_random());
+  HZ3_REQUIRE(errno == kMarkedErrno);
+  std::sort(drawn.begin(), drawn.end());
+  HZ3_REQUIRE(std::unique(drawn.begin(), drawn.end()) - drawn.begin() > 90);  // the clock goes on
+  _exit(0);
+}
+
+TEST(OsDeathTest, EarlyAtBootTheClockIsDrawnFrom) { EXPECT_EXIT(DrawWithoutTheKernel(), testing::ExitedWithCode(0), ""); }
+
+TEST_F(Os, RandomNumbersDiffer) {
+  uint64_t first = hz3_os_random(), second = hz3_os_random();
+  EXPECT_NE(first, second);
+  EXPECT_NE(first >> 32, second >> 32);
 }
 
 TEST_F(Os, ClockGoesForward) {

@@ -28,8 +28,7 @@ unsigned hz3_size_class_of(size_t bytes) {
 unsigned hz3_size_class_of_aligned(size_t bytes, size_t align) {
   if (bytes > HZ3_MEDIUM_MAX || align > HZ3_MEDIUM_MAX) return 0;
   if (align > HZ3_SLICE_BYTES) return hz3_size_class_of(hz3_ceil_power_of_two(hz3_max(bytes, align)));
-  for (unsigned size_class = hz3_size_class_of(bytes); size_class < HZ3_CLASS_COUNT; size_class++) {
-    if ((hz3_size_classes[size_class].bytes & (align - 1)) == 0) return size_class;
-  }
-  return 0;
+  unsigned size_class = hz3_size_class_of(bytes);
+  while ((hz3_size_classes[size_class].bytes & (align - 1)) != 0) size_class++;  // the last class fits every such alignment
+  return size_class;
 }

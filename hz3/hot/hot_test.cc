@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "hz3/base/os.h"
+#include "hz3/base/refuse_test.h"
 #include "hz3/config.h"
 #include "hz3/remote/remote.h"
 extern "C" {
@@ -465,12 +466,16 @@ TEST_F(Hot, BusyClassesGetBiggerMagazinesWithinABudget) {
   EXPECT_EQ(OwnHeap()->grown_bytes, 0u);
 }
 
-void SwingBy(size_t count, size_t bytes) {
+// The most that was cached after a round: a tick may take it away at any moment.
+size_t SwingBy(size_t count, size_t bytes) {
+  size_t most = 0;
   std::vector<void *> blocks(count);
   for (int round = 0; round < 60; round++) {
     for (void *&block : blocks) block = hz3_malloc(bytes);
     for (void *block : blocks) hz3_free(block);
+    most = std::max(most, hz3_heap_cached_objects(OwnHeap(), hz3_size_class_of(bytes)));
   }
+  return most;
 }
 
 // A class of which one block is more than a magazine's bytes starts without a bin, and gets one.
@@ -479,8 +484,7 @@ TEST_F(Hot, BinsOfBigBlocksGrowAndGoAgain) {
     unsigned c = hz3_size_class_of(bytes);
     hz3_free(hz3_malloc(bytes));
     EXPECT_LE(hz3_heap_cached_objects(OwnHeap(), c), hz3_max(HZ3_MAGAZINE_BYTES / bytes, bytes <= HZ3_TABLE_MAX ? 16 : 0)) << bytes;
-    SwingBy(16, bytes);
-    EXPECT_GE(hz3_heap_cached_objects(OwnHeap(), c), 1u) << bytes;
+    EXPECT_GE(SwingBy(16, bytes), 1u) << bytes;
     EXPECT_LE(OwnHeap()->grown_bytes, size_t{HZ3_HEAP_BYTES} * 4);
     ExpectHeapIsSound();
     hz3_trim();
@@ -709,6 +713,26 @@ TEST_F(HotDeathTest, PointerIntoABlockIsFoundAtTheSpan) {
 
 TEST_F(HotDeathTest, NullWhenAddressSpaceIsUsedUpAndBackAfterwards) {
   EXPECT_EXIT(RunOutOfAddressSpace(), testing::ExitedWithCode(0), "");
+}
+
+// Magazines need memory too. Without any, what does not fit a bin goes straight to the spans: nothing is lost.
+[[noreturn]] void FreeWithoutMagazines() {
+  const size_t kCount = 400000;
+  std::vector<void *> blocks(kCount);
+  for (int round = 0; round < 2; round++) {
+    for (void *&block : blocks) HZ3_REQUIRE((block = hz3_malloc(100)) != nullptr);
+    if (round == 0) hz3_test::RefuseCall(SYS_mmap);
+    size_t mapped = Stats().mapped_bytes;
+    for (void *block : blocks) hz3_free(block);
+    HZ3_REQUIRE(Stats().live_bytes == 0 && Stats().mapped_bytes <= mapped);
+  }
+  hz3_trim();
+  HZ3_REQUIRE(Stats().cached_bytes == 0 && Stats().mapped_bytes == 0);
+  _exit(0);
+}
+
+TEST_F(HotDeathTest, FreesWithoutMemoryForMagazines) {
+  EXPECT_EXIT(FreeWithoutMagazines(), testing::ExitedWithCode(0), "");
 }
 #endif
 

@@ -20,8 +20,10 @@
 #include <vector>
 
 #include "hz3/base/os.h"
+#include "hz3/base/refuse_test.h"
 #include "hz3/base/size_class.h"
 #include "hz3/config.h"
+#include "hz3/pages/object_map.h"
 #include "hz3/pages/tag_map.h"
 #include "hz3/pages/pages_internal.h"
 
@@ -448,6 +450,46 @@ TEST(PagesDeathTest, WorkUntilAddressSpaceEnds) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(RunInLimitedAddressSpace(), testing::ExitedWithCode(0), "");
 }
+
+// Nothing can leave the address space, for there are too many maps.
+[[noreturn]] void TrimWithoutUnmapping() {
+  std::vector<hz3_span *> spans;
+  for (int i = 0; i < 8; i++) {
+    spans.push_back(hz3_pages_alloc_span(kSixteenClass));
+    memset(hz3_pages_span_base(spans[i]), 1, HZ3_MIB);
+  }
+  for (hz3_span *span : spans) hz3_pages_free_span(span);
+  size_t mapped = Stats().mapped_bytes;
+  hz3_test::RefuseCall(SYS_munmap);
+  hz3_pages_trim(true);
+  HZ3_REQUIRE(Stats().mapped_bytes == mapped && Stats().free_bytes == mapped && Stats().dirty_bytes == 0);
+  // All of it can be had again, clean, and is found again.
+  for (size_t i = 0; i < spans.size(); i++) {
+    hz3_span *span = hz3_pages_alloc_span(kSixteenClass);
+    char *base = hz3_pages_span_base(span);
+    HZ3_REQUIRE(IsZero(base, HZ3_MIB) && hz3_pages_span_of(base) == span && TagOf(base) == kSixteenClass * kTagPerClass);
+  }
+  HZ3_REQUIRE(Stats().mapped_bytes == mapped);
+  _exit(0);
+}
+
+TEST(PagesDeathTest, ChunksThatCannotBeUnmappedAreUsedAgain) {
+  EXPECT_EXIT(TrimWithoutUnmapping(), testing::ExitedWithCode(0), "");
+}
+
+// Where the maps cannot be made ready nothing may be entered, and lookups go on giving nothing.
+[[noreturn]] void ReserveWithoutMemory() {
+  char *volatile absurd = reinterpret_cast<char *>(~uintptr_t{0});
+  char *far = reinterpret_cast<char *>(uintptr_t{1} << 44);
+  hz3_test::RefuseCall(SYS_mmap);
+  HZ3_REQUIRE(!hz3_page_map_reserve(far, HZ3_CHUNK_BYTES) && !hz3_object_map_reserve(far, HZ3_CHUNK_BYTES));
+  HZ3_REQUIRE(hz3_page_map_large_of(far) == nullptr && hz3_pages_span_of(far) == nullptr);
+  HZ3_REQUIRE(hz3_object_map_entry(far) == 0 && hz3_object_map_entry(absurd) == 0);
+  HZ3_REQUIRE(!hz3_page_map_reserve(reinterpret_cast<char *>(uintptr_t{1} << 60), 1));
+  _exit(0);
+}
+
+TEST(PagesDeathTest, MapsSayWhenTheyHaveNoMemory) { EXPECT_EXIT(ReserveWithoutMemory(), testing::ExitedWithCode(0), ""); }
 #endif
 
 [[noreturn]] void WidenTheWindow() {

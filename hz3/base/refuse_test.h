@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: system calls that fail on purpose, for tests of what the boxes do when the kernel refuses.
+// Called by: unit tests, in a child that ends with the test (EXPECT_EXIT): a refusal cannot be taken back.
+// Needs: seccomp, which asks for no rights.
+#ifndef HZ3_BASE_REFUSE_TEST_H_
+#define HZ3_BASE_REFUSE_TEST_H_
+
+#include <errno.h>
+#include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace hz3_test {
+
+// In a child: ends it with status 1 and says which line, unless the condition holds.
+#define HZ3_REQUIRE(condition) ((condition) ? (void)0 : ::hz3_test::EndAt(__FILE__, __LINE__, #condition))
+
+[[noreturn]] inline void EndAt(const char *file, int line, const char *condition) {
+  dprintf(2, "%s:%d: failed: %s\n", file, line, condition);
+  _exit(1);
+}
+
+// From now on every such call of this process fails with ENOMEM; with `bytes`, only those whose second argument, which is
+// the length of all memory calls, is that.
+inline void RefuseCall(long number, uint32_t bytes = 0) {
+  sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[1])),  // the lower half, on a little-endian machine
+      BPF_JUMP(bytes == 0 ? BPF_JMP | BPF_JGE | BPF_K : BPF_JMP | BPF_JEQ | BPF_K, bytes, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  sock_fprog program = {sizeof code / sizeof *code, code};
+  HZ3_REQUIRE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+  HZ3_REQUIRE(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0);
+}
+
+}  // namespace hz3_test
+
+#endif  // HZ3_BASE_REFUSE_TEST_H_
