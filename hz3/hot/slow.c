@@ -24,8 +24,9 @@ enum {
   BIG_LEVEL_MAX = 4,               // a bin of big objects may grow to this level: 16 times the bytes of one magazine
   GROWN_HEAP_BYTES = 4 * HZ3_HEAP_BYTES,     // by which all bins of a heap may grow, while those of all heaps together
   GROWN_PROCESS_BYTES = 32 * HZ3_HEAP_BYTES, // grow by no more than this; half of HZ3_HEAP_BYTES every heap may have
-  FIRST_REFILL = 8,                // objects: a thread that needs few gets few, then twice as many each time
-  FIRST_REFILL_BYTES = 512,        // at least: as many cache lines as objects
+  FIRST_REFILL = 8,                // objects: a thread that needs few gets few, then twice as many each time;
+  FIRST_REFILL_LEAST_BYTES = 512,  // more if they are smaller than this, as many cache lines as objects,
+  FIRST_REFILL_MOST_BYTES = 1024,  // and fewer, but one, if they are bigger: on a huge page all of them are resident
   MISSES_TO_GROW = 32,             // slow paths of a class per tick that call for bigger magazines
   EMPTIES_KEPT = 8,                // empty magazines a heap keeps; half of them go back in one operation
   FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking
@@ -356,7 +357,8 @@ static bool reclaim(struct hz3_heap *heap) {
 // ---- allocation ----
 
 static size_t refill_count(struct hz3_heap *heap, unsigned c, const struct hz3_magazine *magazine) {
-  size_t count = heap->refill[c] == 0 ? hz3_max(FIRST_REFILL, FIRST_REFILL_BYTES / class_bytes(c)) : heap->refill[c];
+  size_t count = heap->refill[c], bytes = class_bytes(c);
+  if (count == 0) count = hz3_max(hz3_min(FIRST_REFILL, FIRST_REFILL_MOST_BYTES / bytes), hz3_max(FIRST_REFILL_LEAST_BYTES / bytes, 1));
   count = hz3_min(count, capacity_of(heap, c, magazine));
   heap->refill[c] = (uint16_t)(count * 2);
   return count;

@@ -18,9 +18,10 @@ enum { TAG_BYTES_PER_CLASS = 32, MAX_CHUNKS_PER_MAP = 16, ALIGNED_TRIES = 4 };
 // mappings (65,530 by default), so only the first chunks are mapped one by one, and far out there are no guards.
 enum { SINGLE_CHUNKS = 64, GUARDED_CHUNKS = 256 * 1024 };
 
-// Chunks after these ask for huge pages: a heap of this size fills what it touches, and saves the faults. Not before: the
-// first spans of many classes would make 2 MiB resident where a small program uses a tenth (docs/decisions/0022).
-enum { SMALL_PAGE_CHUNKS = 4 };
+// Chunks after the first ask for huge pages. One costs about as much as 110 page faults, and by then 1,024 were taken: a heap
+// that stops right there pays a tenth more, one that grows on takes a fourth of the time for its pages. Not before: the first
+// spans of many classes would make 2 MiB resident where a small program uses a tenth (docs/decisions/0022).
+enum { SMALL_PAGE_CHUNKS = 1 };
 
 struct hz3_pages hz3_pages = {.lock = HZ3_LOCK_INIT(HZ3_RANK_PAGES), .retention = HZ3_RETENTION_INIT};
 
