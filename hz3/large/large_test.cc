@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "hz3/base/os.h"
+#include "hz3/base/refuse_test.h"
 #include "hz3/base/size_class.h"
 #include "hz3/config.h"
 #include "hz3/large/range.h"
@@ -491,6 +493,14 @@ TEST_F(Large, RandomRunOnThreads) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their runtimes need address space of their own
+size_t AddressSpaceBytes() {
+  size_t pages = 0;
+  FILE *file = fopen("/proc/self/statm", "r");
+  HZ3_REQUIRE(file != nullptr && fscanf(file, "%zu", &pages) == 1);
+  fclose(file);
+  return pages * hz3_os_page_bytes();
+}
+
 [[noreturn]] void RunOutOfAddressSpace() {
   rlimit limit = {size_t{512} << 20, size_t{512} << 20};
   setrlimit(RLIMIT_AS, &limit);
@@ -510,6 +520,81 @@ TEST_F(Large, RandomRunOnThreads) {
 TEST(LargeDeathTest, NullWhenAddressSpaceIsUsedUpAndBackAfterwards) {
   EXPECT_EXIT(RunOutOfAddressSpace(), testing::ExitedWithCode(0), "");
 }
+
+// Above 16 MiB the pages are to be moved. With more mapped already than may be, that fails after the kernel has unmapped
+// the target, which must then be nobody's.
+[[noreturn]] void GrowBeyondTheLimit() {
+  char *small = static_cast<char *>(hz3_large_alloc(20 * HZ3_MIB, 1, false));
+  memset(small, 5, 20 * HZ3_MIB);
+  HZ3_REQUIRE(hz3_large_free(hz3_large_alloc(60 * HZ3_MIB, 1, false)));
+  hz3_large_trim(false);  // free, clean, and big enough
+  size_t before = Stats().mapped_bytes;
+  rlimit limit = {1 << 20, 1 << 20};
+  HZ3_REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
+  HZ3_REQUIRE(hz3_large_grow(small, 36 * HZ3_MIB) == nullptr);
+  HZ3_REQUIRE(IsFilled(small, 20 * HZ3_MIB, 5) && hz3_large_usable_bytes(small) == 20 * HZ3_MIB);
+  HZ3_REQUIRE(Stats().live_blocks == 1 && Stats().mapped_bytes <= before - 54 * HZ3_MIB);
+  ExpectRangesAreSound();
+  HZ3_REQUIRE(!testing::Test::HasFailure());
+  // What is left is found by nobody else.
+  for (void *block; (block = hz3_large_alloc(2 * HZ3_MIB, 1, true)) != nullptr;) memset(block, 6, 2 * HZ3_MIB);
+  HZ3_REQUIRE(IsFilled(small, 20 * HZ3_MIB, 5) && hz3_large_free(small));
+  _exit(0);
+}
+
+TEST(LargeDeathTest, AMoveThatLosesItsTargetKeepsTheBlock) {
+  EXPECT_EXIT(GrowBeyondTheLimit(), testing::ExitedWithCode(0), "");
+}
+
+// Nothing can leave the address space, for there are too many maps.
+[[noreturn]] void TrimWithoutUnmapping(bool may_purge) {
+  const size_t kBytes = 80 * HZ3_MIB;
+  char *block = static_cast<char *>(hz3_large_alloc(kBytes, 1, false));
+  memset(block, 5, kBytes);
+  hz3_test::RefuseCall(SYS_munmap);
+  if (!may_purge) hz3_test::RefuseCall(SYS_madvise);
+  size_t before = Stats().mapped_bytes;
+  HZ3_REQUIRE(hz3_large_free(block));
+  hz3_large_trim(true);
+  HZ3_REQUIRE(Stats().mapped_bytes == before && Stats().live_bytes == 0);
+  HZ3_REQUIRE((Stats().dirty_free_bytes == 0) == may_purge);
+  HZ3_REQUIRE((ResidentBytes(block, kBytes) == 0) == may_purge);
+  ExpectRangesAreSound();
+  HZ3_REQUIRE(!testing::Test::HasFailure());
+  // The same memory serves the next blocks, and zeroed means zero. (What was refused has no neighbours any more.)
+  for (int i = 0; i < 9; i++) {
+    char *part = static_cast<char *>(hz3_large_alloc(8 * HZ3_MIB, 1, true));
+    HZ3_REQUIRE(part >= block && part + 8 * HZ3_MIB <= block + kBytes && IsFilled(part, 8 * HZ3_MIB, 0));
+  }
+  HZ3_REQUIRE(Stats().mapped_bytes == before);
+  _exit(0);
+}
+
+TEST(LargeDeathTest, WhatCannotBeUnmappedIsPurgedAndUsedAgain) {
+  EXPECT_EXIT(TrimWithoutUnmapping(true), testing::ExitedWithCode(0), "");
+}
+
+TEST(LargeDeathTest, WhatCannotBePurgedStaysDirtyAndIsUsedAgain) {
+  EXPECT_EXIT(TrimWithoutUnmapping(false), testing::ExitedWithCode(0), "");
+}
+
+// Memory without an entry in the page map would never be found again: it goes back.
+[[noreturn]] void AllocWithoutPageMap() {
+  const size_t kBytes = size_t{64} << 30;  // one leaf of the page map is for 16 GiB
+  const uint32_t kLeafBytes = 10 << 14;
+  void *block = hz3_large_alloc(kBytes, 1, false);
+  HZ3_REQUIRE(block != nullptr && hz3_large_free(block));
+  hz3_large_trim(true);
+  const size_t before = AddressSpaceBytes();
+  hz3_test::RefuseCall(SYS_mmap, kLeafBytes);
+  HZ3_REQUIRE(hz3_large_alloc(2 * kBytes, 1, false) == nullptr);
+  HZ3_REQUIRE(Stats().mapped_bytes == 0 && AddressSpaceBytes() == before);
+  block = hz3_large_alloc(kBytes / 2, 1, false);  // where there was something before
+  HZ3_REQUIRE(block != nullptr && hz3_large_free(block));
+  _exit(0);
+}
+
+TEST(LargeDeathTest, WithoutAPageMapThereIsNoBlock) { EXPECT_EXIT(AllocWithoutPageMap(), testing::ExitedWithCode(0), ""); }
 #endif
 
 }  // namespace
