@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 struct line {
@@ -32,7 +33,7 @@ void hz3_write_text(int fd, const char *text) {
   int saved = errno;
   size_t left = strlen(text);
   while (left > 0) {
-    ssize_t done = write(fd, text, left);
+    long done = syscall(SYS_write, fd, text, left);  // write(2) would be a cancellation point
     if (done < 0 && errno != EINTR) break;
     if (done > 0) {
       text += done;

@@ -41,7 +41,7 @@ __attribute__((noreturn)) HZ3_COLD void hz3_fatal_check(const char *expression, 
 #define HZ3_ASSERT(cond) HZ3_CHECK(cond)
 #endif
 
-// Writes text to `fd` as it is, retrying interrupted and short writes. Keeps errno.
+// Writes text to `fd` as it is, retrying interrupted and short writes. Keeps errno. Not a cancellation point.
 void hz3_write_text(int fd, const char *text);
 
 HZ3_END_DECLS

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <string>
@@ -64,6 +65,23 @@ TEST(WriteText, WritesAllOfALongText) {
   reader.join();
   close(ends[0]);
   EXPECT_EQ(got, text);
+}
+
+// A thread that is to end where write(2) would let it: the text comes out all the same.
+TEST(WriteText, IsNoCancellationPoint) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  std::thread writer([&] {
+    pthread_cancel(pthread_self());
+    hz3_write_text(ends[1], "whole");
+    pthread_testcancel();
+  });
+  writer.join();
+  close(ends[1]);
+  char got[16] = "";
+  EXPECT_EQ(read(ends[0], got, sizeof got - 1), 5);
+  EXPECT_STREQ(got, "whole");
+  close(ends[0]);
 }
 
 TEST(WriteText, FailureKeepsErrno) {

@@ -5,6 +5,7 @@
 #include "hz3/hot/heap.h"
 
 #include <pthread.h>
+#include <signal.h>
 
 #include "hz3/base/lock.h"
 #include "hz3/base/metadata.h"
@@ -105,7 +106,22 @@ static void on_thread_exit(void *value) {
   hz3_heap_put_parked(heap, bytes);
 }
 
+// libc's fork takes the lock of the list of streams after it ran fork_prepare. Others hold it while they wait for a stream
+// whose owner waits for memory (fflush(NULL), fclose): so it has to be taken before the first lock of ours. It may be taken
+// several times by one thread; libc exports it, and resets it in a child of a process with threads.
+#define HZ3_LIBC_IF_THERE __attribute__((weak, visibility("default")))
+HZ3_LIBC_IF_THERE void _IO_list_lock(void);
+HZ3_LIBC_IF_THERE void _IO_list_unlock(void);
+HZ3_LIBC_IF_THERE void _IO_list_resetlock(void);
+
+static sigset_t mask_at_fork;  // of the thread that forks; guarded by all locks together
+
+// Signals wait: a handler that forks would wait for locks that this thread is just taking.
 static void fork_prepare(void) {
+  sigset_t all, mask;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &mask);
+  if (_IO_list_lock != NULL) _IO_list_lock();
   hz3_lock_acquire_for_fork(&shared_lock);
   hz3_lock_acquire_for_fork(&heaps_lock);
   hz3_small_fork_prepare();
@@ -116,9 +132,10 @@ static void fork_prepare(void) {
   hz3_metadata_fork_prepare();
   if (HZ3_CHECKED) hz3_checked_fork_prepare();
   hz3_lock_set_forking(true);
+  mask_at_fork = mask;
 }
 
-static void fork_release(void) {
+static void release_locks(void) {
   hz3_lock_set_forking(false);
   if (HZ3_CHECKED) hz3_checked_fork_release();
   hz3_metadata_fork_release();
@@ -129,6 +146,13 @@ static void fork_release(void) {
   hz3_small_fork_release();
   hz3_lock_release_for_fork(&heaps_lock);
   hz3_lock_release_for_fork(&shared_lock);
+}
+
+static void fork_parent(void) {
+  sigset_t mask = mask_at_fork;
+  release_locks();
+  if (_IO_list_unlock != NULL) _IO_list_unlock();
+  pthread_sigmask(SIG_SETMASK, &mask, NULL);
 }
 
 // The other threads are gone: their heaps are parked for the next threads, except one caught inside a slow path, whose
@@ -142,7 +166,10 @@ static void fork_child(void) {
     heap->next_parked = parked;
     parked = heap;
   }
-  fork_release();
+  sigset_t mask = mask_at_fork;
+  release_locks();
+  if (_IO_list_resetlock != NULL) _IO_list_resetlock();
+  pthread_sigmask(SIG_SETMASK, &mask, NULL);
 }
 
 // Tables first, then a heap, then what may itself allocate (key and fork handlers).
@@ -158,7 +185,7 @@ static void initialise(void) {
 static void hook_into_libc(void) {
   if (__atomic_exchange_n(&is_hooked, true, __ATOMIC_ACQ_REL)) return;
   pthread_key_create(&exit_key, on_thread_exit);
-  pthread_atfork(fork_prepare, fork_release, fork_child);
+  pthread_atfork(fork_prepare, fork_parent, fork_child);
 }
 
 static struct hz3_heap *start_thread(void) {

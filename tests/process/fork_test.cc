@@ -2,6 +2,7 @@
 //
 // fork while other threads allocate and do stdio: the child allocates, frees the parent's blocks, starts threads and
 // forks again; from several threads at once, from a signal handler, with atfork handlers that allocate; vfork and spawn.
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -176,6 +177,107 @@ TEST(Fork, InsideASignalHandler) {
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }
   EXPECT_GE(forked_in_handler, 5);
+}
+
+// Streams are locked while their buffers are allocated, and fflush(NULL) waits for them with libc's list of streams locked,
+// which fork wants, too.
+TEST(Fork, WhileOthersFlushAllStreams) {
+  EXPECT_EQ(run_child(60, [] {
+    char path[] = "/tmp/hz3-fork-test-XXXXXX";
+    int file = mkstemp(path);
+    REQUIRE(file >= 0);
+    std::string text(50000, 'x');  // one line: its buffer grows through many classes
+    REQUIRE(write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size()));
+    close(file);
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 8; i++) {
+      threads.emplace_back([&] {
+        FILE* stream = fopen(path, "r");
+        REQUIRE(stream != nullptr);
+        while (!stop) {
+          char* line = nullptr;
+          size_t room = 0;
+          rewind(stream);
+          REQUIRE(getline(&line, &room, stream) == 50000);
+          free(line);
+        }
+        fclose(stream);
+      });
+    }
+    threads.emplace_back([&] {
+      while (!stop) fflush(nullptr);
+    });
+    for (int i = 0; i < 4; i++) {
+      threads.emplace_back([&] {
+        while (!stop) {
+          int status = -1;
+          pid_t pid = fork();
+          if (pid == 0) _exit(0);
+          REQUIRE(waitpid(pid, &status, 0) == pid && status == 0);
+        }
+      });
+    }
+    usleep(static_cast<useconds_t>(seconds(2) * 1e6));
+    stop = true;
+    for (std::thread& thread : threads) thread.join();
+    unlink(path);
+  }), "exit 0");
+}
+
+volatile sig_atomic_t is_forking, interrupted_forks;
+
+void fork_in_fork(int) {
+  int saved = errno, status = -1;
+  if (is_forking) interrupted_forks = interrupted_forks + 1;
+  pid_t pid = fork();
+  if (pid == 0) _exit(0);
+  REQUIRE(waitpid(pid, &status, 0) == pid && status == 0);
+  errno = saved;
+}
+
+// The handler forks as well.
+TEST(Fork, InterruptedByASignal) {
+  EXPECT_EQ(run_child(60, [] {
+    signal(SIGALRM, fork_in_fork);
+    Random random(5);
+    double end = now() + seconds(20);
+    for (int i = 0; interrupted_forks < 40 && now() < end; i++) {
+      struct itimerval once = {{0, 0}, {0, 1 + static_cast<suseconds_t>(random.below(600))}};
+      is_forking = 1;
+      setitimer(ITIMER_REAL, &once, nullptr);
+      pid_t pid = fork();
+      if (pid == 0) {
+        free(malloc(1000));
+        _exit(0);
+      }
+      is_forking = 0;
+      int status = -1;
+      while (waitpid(pid, &status, 0) < 0) REQUIRE(errno == EINTR);
+      REQUIRE(status == 0);
+      free(malloc(static_cast<size_t>(i)));
+    }
+    REQUIRE(interrupted_forks >= 5);
+  }), "exit 0");
+}
+
+TEST(Fork, LeavesSignalsAndStreamsAsTheyWere) {
+  sigset_t blocked, old, now_blocked;
+  sigemptyset(&blocked);
+  sigaddset(&blocked, SIGUSR2);
+  pthread_sigmask(SIG_BLOCK, &blocked, &old);
+  auto check = [&now_blocked] {
+    pthread_sigmask(SIG_BLOCK, nullptr, &now_blocked);
+    REQUIRE(sigismember(&now_blocked, SIGUSR2) == 1);
+    REQUIRE(sigismember(&now_blocked, SIGUSR1) == 0);
+    // From another thread: the thread that forked may take the lock of the list again without waiting.
+    std::thread([] { REQUIRE(fflush(nullptr) == 0); }).join();
+  };
+  for (int i = 0; i < 3; i++) {
+    EXPECT_EQ(run_child(20, check), "exit 0");
+    check();
+  }
+  pthread_sigmask(SIG_SETMASK, &old, nullptr);
 }
 
 // Three sets of handlers: registered before any constructor, among the first of them, and in the test, as different
