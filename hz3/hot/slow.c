@@ -22,7 +22,7 @@ enum {
   SLOW_CALLS_PER_CLOCK = 64,       // how often a slow path looks at the clock
   FEWEST_OBJECTS = 16,             // a full bin of any class up to 32 KiB
   BIG_LEVEL_MAX = 4,               // a bin of big objects may grow to this level: 16 times the bytes of one magazine
-  GROWN_HEAP_BYTES = 4 * HZ3_HEAP_BYTES,     // by which all bins of a heap may grow, while those of all heaps together
+  GROWN_HEAP_BYTES = 8 * HZ3_HEAP_BYTES,     // by which all bins of a heap may grow, while those of all heaps together
   GROWN_PROCESS_BYTES = 32 * HZ3_HEAP_BYTES, // grow by no more than this; half of HZ3_HEAP_BYTES every heap may have
   FIRST_REFILL = 8,                // objects: a thread that needs few gets few, then twice as many each time;
   FIRST_REFILL_LEAST_BYTES = 512,  // more if they are smaller than this, as many cache lines as objects,

@@ -121,15 +121,20 @@ struct run {
   struct hz3_span *span;
   char *base;
   uint64_t *words, word;  // word: of words[at], in a register, because every store to memory would wait for the last
-  size_t at, carved;
-  uint32_t count;
+  size_t at, end;         // end: of the objects that were ever carved, as an offset
+  size_t first;           // index of the first object of the run
 };
 
-static struct run run_of(unsigned size_class, void *object) {
+static struct run run_of(unsigned size_class, void **objects, size_t first) {
+  void *object = objects[first];
   struct hz3_span *span = hz3_pages_span_of(object);
   if (HZ3_UNLIKELY(span == NULL || span->size_class != size_class)) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
-  uint64_t *words = span->free_words;
-  return (struct run){.span = span, .base = hz3_pages_span_base(span), .words = words, .word = words[0], .carved = span->carved};
+  struct run run = {.span = span, .base = hz3_pages_span_base(span), .words = span->free_words, .first = first};
+  run.word = run.words[0];
+  run.end = span->carved * (size_t)hz3_size_classes[size_class].bytes;
+  if (HZ3_UNLIKELY((size_t)((char *)object - run.base) >= run.end))
+    hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, hz3_size_classes[size_class].bytes);
+  return run;
 }
 
 // Spans that a release took off the lists, linked by next.
@@ -155,12 +160,12 @@ static void place_locked(struct hz3_span_store *store, struct hz3_span *span, st
   off->retired = span;
 }
 
-// At the end of a run.
-static void settle_locked(struct hz3_span_store *store, const struct run *run, struct off_list *off) {
+// At the end of a run; `next` is the index behind it.
+static void settle_locked(struct hz3_span_store *store, const struct run *run, size_t next, struct off_list *off) {
   struct hz3_span *span = run->span;
   run->words[run->at] = run->word;
   uint32_t out_before = span->carved - span->free_count;
-  span->free_count += run->count;
+  span->free_count += (uint32_t)(next - run->first);
   uint32_t out = span->carved - span->free_count, objects = hz3_size_classes[span->size_class].objects;
   bool has_crossed = (out <= HOLLOW_OBJECTS && out_before > HOLLOW_OBJECTS) || (out == 1 && out_before > 1);
   bool is_hollow = has_crossed && out > 0 && out * 4 <= objects;
@@ -216,17 +221,16 @@ struct hz3_span *hz3_span_store_release(struct hz3_span_store *store, unsigned s
   struct off_list off = {NULL, NULL};
   if (count == 0) return NULL;
   hz3_lock_acquire(&store->lock);
-  struct run run = run_of(size_class, objects[0]);
+  struct run run = run_of(size_class, objects, 0);
   for (size_t i = 0; i < count; i++) {
     size_t offset = (size_t)((char *)objects[i] - run.base);
-    if (offset >= class.slices * HZ3_SLICE_BYTES) {  // seldom: neighbours in a magazine mostly are of one span
-      settle_locked(store, &run, &off);
-      run = run_of(size_class, objects[i]);
+    if (offset >= run.end) {  // seldom: neighbours in a magazine mostly are of one span
+      settle_locked(store, &run, i, &off);
+      run = run_of(size_class, objects, i);
       offset = (size_t)((char *)objects[i] - run.base);
     }
     size_t index = offset * class.reciprocal >> HZ3_RECIPROCAL_BITS;
-    if (HZ3_UNLIKELY(index * class.bytes != offset || index >= run.carved))
-      hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, objects[i], class.bytes);
+    if (HZ3_UNLIKELY(index * class.bytes != offset)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, objects[i], class.bytes);
     if (index / 64 != run.at) {
       run.words[run.at] = run.word;
       run.at = index / 64;
@@ -235,9 +239,8 @@ struct hz3_span *hz3_span_store_release(struct hz3_span_store *store, unsigned s
     uint64_t bit = (uint64_t)1 << (index % 64);
     if (HZ3_UNLIKELY(run.word & bit)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, objects[i], class.bytes);
     run.word |= bit;
-    run.count++;
   }
-  settle_locked(store, &run, &off);
+  settle_locked(store, &run, count, &off);
   hz3_take_from_figure(&store->live_objects, count);
   hz3_lock_release(&store->lock);
   purge_hollow(store, &off);
