@@ -18,6 +18,11 @@ enum { TAG_BYTES_PER_CLASS = 32, MAX_CHUNKS_PER_MAP = 16, ALIGNED_TRIES = 4 };
 // mappings (65,530 by default), so only the first chunks are mapped one by one, and far out there are no guards.
 enum { SINGLE_CHUNKS = 64, GUARDED_CHUNKS = 256 * 1024 };
 
+// In the checked lane the slices of the first chunk get access when they are first used, and nothing is accessible for a MiB
+// before it: in a small program a pointer that is far off then meets a fault, not another block or our records. Not the later
+// chunks, whose huge pages need access to all of them.
+enum { ROOM_BEFORE_FIRST = 1024 * 1024 };
+
 // Chunks after the first ask for huge pages. One costs about as much as 110 page faults, and by then 1,024 were taken: a heap
 // that stops right there pays a tenth more, one that grows on takes a fourth of the time for its pages. Not before: the first
 // spans of many classes would make 2 MiB resident where a small program uses a tenth (docs/decisions/0022).
@@ -101,7 +106,9 @@ static struct hz3_span *take_span_locked(unsigned size_class) {
   if (chunk == NULL) return NULL;
   uint64_t mask = slice_mask((unsigned)first, count);
   uint64_t dirty = chunk->dirty & mask;
+  uint64_t closed = chunk->closed & mask;
   chunk->free &= ~mask;
+  chunk->closed &= ~mask;
   hz3_pages.free_slices -= count;
   hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(dirty));
   hz3_pages.dirty_low_water = hz3_min(hz3_pages.dirty_low_water, hz3_pages.dirty_slices);
@@ -114,12 +121,42 @@ static struct hz3_span *take_span_locked(unsigned size_class) {
   span->first_slice = (uint8_t)first;
   span->slices = (uint8_t)count;
   span->is_clean = dirty == 0;
+  span->is_closed = closed != 0;
   for (unsigned i = 0; i < count; i++) chunk->first_slice[(unsigned)first + i] = (uint8_t)first;
   hz3_tag_map_set_locked(hz3_pages_span_base(span), count, (uint16_t)(size_class * TAG_BYTES_PER_CLASS));
   return span;
 }
 
-static bool add_chunk(char *base, size_t guard_bytes, bool is_huge) {
+// A span that the kernel refused access to: free again, and closed as a whole, which asks for access once more than needed.
+static void put_back_closed(struct hz3_span *span) {
+  struct hz3_chunk *chunk = span->chunk;
+  uint64_t mask = slice_mask(span->first_slice, span->slices);
+  hz3_lock_acquire(&hz3_pages.lock);
+  hz3_tag_map_set_locked(hz3_pages_span_base(span), span->slices, 0);
+  chunk->free |= mask;
+  chunk->closed |= mask;
+  hz3_pages.free_slices += span->slices;
+  hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(chunk->dirty & mask));
+  hz3_chunk_note_dirty_locked(chunk);
+  hz3_chunk_relist_locked(chunk);
+  hz3_lock_release(&hz3_pages.lock);
+}
+
+static struct hz3_span *take_span(unsigned size_class) {
+  hz3_lock_acquire(&hz3_pages.lock);
+  struct hz3_span *span = take_span_locked(size_class);
+  hz3_lock_release(&hz3_pages.lock);
+  return span;
+}
+
+// False if the kernel refuses.
+static bool open_span(struct hz3_span *span) {
+  if (hz3_os_make_writable(hz3_pages_span_base(span), (size_t)span->slices * HZ3_SLICE_BYTES)) return true;
+  put_back_closed(span);
+  return false;
+}
+
+static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, bool is_closed) {
   if (!hz3_page_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
   if (HZ3_CHECKED && !hz3_object_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
   hz3_tag_map_cover(base, HZ3_CHUNK_BYTES);
@@ -136,6 +173,7 @@ static bool add_chunk(char *base, size_t guard_bytes, bool is_huge) {
   hz3_lock_acquire(&hz3_pages.lock);
   chunk->free = ~(uint64_t)0;
   chunk->dirty = chunk->purged = 0;
+  chunk->closed = is_closed ? ~(uint64_t)0 : 0;
   hz3_add_to_figure(&hz3_pages.chunks, 1);
   hz3_pages.free_slices += HZ3_CHUNK_SLICES;
   hz3_chunk_relist_locked(chunk);
@@ -143,8 +181,25 @@ static bool add_chunk(char *base, size_t guard_bytes, bool is_huge) {
   return true;
 }
 
+// Room without access, and one chunk above it whose slices are closed. False when out of memory.
+static bool map_first(void) {
+  size_t guard = hz3_os_page_bytes();
+  char *room = (char *)hz3_os_map_aligned(NULL, 2 * HZ3_CHUNK_BYTES + guard, HZ3_CHUNK_BYTES), *base = room + HZ3_CHUNK_BYTES;
+  if (room == NULL) return false;
+  hz3_os_unmap(room, HZ3_CHUNK_BYTES - ROOM_BEFORE_FIRST);
+  bool is_closed = hz3_os_protect(base - ROOM_BEFORE_FIRST, ROOM_BEFORE_FIRST + HZ3_CHUNK_BYTES + guard);
+  if (!add_chunk(base, guard, false, is_closed)) {
+    hz3_os_unmap(base - ROOM_BEFORE_FIRST, ROOM_BEFORE_FIRST + HZ3_CHUNK_BYTES + guard);
+    return false;
+  }
+  __atomic_store_n(&hz3_pages.last_base, base, __ATOMIC_RELAXED);
+  return true;
+}
+
 // Maps more chunks: an eighth of what is there, so that big heaps make few system calls and little is over-reserved.
 static bool grow(void) {
+  // Relaxed: a flag, nothing is published by it.
+  if (HZ3_CHECKED && !__atomic_exchange_n(&hz3_pages.has_had_first, true, __ATOMIC_RELAXED) && map_first()) return true;
   size_t chunks = hz3_read_figure(&hz3_pages.chunks), wanted = hz3_max(1, hz3_min(chunks / 8, MAX_CHUNKS_PER_MAP));
   if (HZ3_CHECKED && chunks < SINGLE_CHUNKS) wanted = 1;
   size_t guard = HZ3_CHECKED && chunks < GUARDED_CHUNKS ? hz3_os_page_bytes() : 0;
@@ -160,7 +215,8 @@ static bool grow(void) {
     bool is_huge = chunks >= SMALL_PAGE_CHUNKS;
     if (is_huge) hz3_os_advise_huge(base, bytes, true);
     size_t added = 0;
-    while (added < wanted && add_chunk(base + added * HZ3_CHUNK_BYTES, added + 1 == wanted ? guard : 0, is_huge)) added++;
+    for (bool more = true; more && added < wanted; added += more)
+      more = add_chunk(base + added * HZ3_CHUNK_BYTES, added + 1 == wanted ? guard : 0, is_huge, false);
     if (added < wanted) hz3_os_unmap(base + added * HZ3_CHUNK_BYTES, (wanted - added) * HZ3_CHUNK_BYTES + guard);
     return added > 0;
   }
@@ -171,12 +227,9 @@ struct hz3_span *hz3_pages_alloc_span(unsigned size_class) {
   uint32_t *words = HZ3_CHECKED ? hz3_object_words_alloc(size_class) : NULL;
   if (HZ3_CHECKED && words == NULL) return NULL;
   struct hz3_span *span;
-  do {
-    hz3_lock_acquire(&hz3_pages.lock);
-    span = take_span_locked(size_class);
-    hz3_lock_release(&hz3_pages.lock);
-  } while (span == NULL && grow());
-  if (span == NULL) {
+  do span = take_span(size_class);
+  while (span == NULL && grow());
+  if (span == NULL || (HZ3_CHECKED && span->is_closed && !open_span(span))) {
     if (HZ3_CHECKED) hz3_object_words_free(size_class, words);
     return NULL;
   }

@@ -17,6 +17,7 @@ HZ3_BEGIN_DECLS
 struct hz3_chunk {
   char *base;
   uint64_t free, dirty, purged;        // one bit per slice, lock: pages; purged: given back and not used since
+  uint64_t closed;                     // checked lane: free slices without access, never used; lock: pages
   struct hz3_chunk *next, *prev;       // list of chunks with the same longest free run
   struct hz3_chunk *dirty_next, *dirty_prev;  // chunks with dirty free slices, oldest first
   uint32_t guard_bytes;  // checked lane: behind the chunk, without access; 0 for all but the last of a mapping
@@ -36,6 +37,7 @@ struct hz3_pages {
   struct hz3_chunk *spare_descriptors;  // of unmapped chunks, linked by next
   struct hz3_retention retention;
   size_t chunks, free_slices, dirty_slices, purges;
+  bool has_had_first;      // a chunk was mapped, whatever became of it; atomic
   bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
   size_t dirty_low_water;  // fewest dirty free slices since the last tick
   char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps

@@ -136,6 +136,29 @@ SCENARIO(overrun_of_spans) {
 }
 TEST_F(CheckedTest, OverrunOfSpansMeetsAGuard) { expect_end("overrun_of_spans", "signal 11", ""); }
 
+bool is_accessible(uintptr_t address) {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  bool is = write(ends[1], reinterpret_cast<const void*>(address), 1) == 1;
+  close(ends[0]);
+  close(ends[1]);
+  return is;
+}
+
+// A program with a small heap: slices get access when they are used, and before the first of them is a MiB without.
+SCENARIO(little_access) {
+  constexpr uintptr_t kChunk = 64 * kSlice;
+  uintptr_t chunk = reinterpret_cast<uintptr_t>(block_of(8)) / kChunk * kChunk;
+  int accessible = 0;
+  for (uintptr_t slice = chunk; slice < chunk + kChunk; slice += kSlice) accessible += is_accessible(slice);
+  dprintf(2, "%d of 64 slices\n", accessible);
+  REQUIRE(accessible >= 1 && accessible <= 40);
+  for (uintptr_t page = chunk - (1 << 20); page < chunk; page += 4096) REQUIRE(!is_accessible(page));
+  for (int i = 0; i < 8000; i++) block_of(1000);
+  for (uintptr_t slice = chunk; slice < chunk + kChunk; slice += kSlice) REQUIRE(is_accessible(slice));
+}
+TEST_F(CheckedTest, MemoryThatWasNeverUsedFaults) { expect_end("little_access", "exit 0", "slices"); }
+
 TEST_F(CheckedTest, UsableSizeIsWhatWasAskedFor) {
   for (size_t size : {0, 1, 15, 16, 17, 100, 4096, 20000, 300000, 1048576, 5000000}) {
     void* p = malloc(size);
