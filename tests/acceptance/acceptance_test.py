@@ -15,11 +15,12 @@ import shutil
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
 import cpython
 import programs
+import report
 import runner
 import servers
 
@@ -76,21 +77,6 @@ def judge(case, work, library):
     return results
 
 
-def write_report(path, rows):
-    suite = ElementTree.Element("testsuite", name="acceptance_test", tests=str(len(rows)))
-    for name, outcome, text, seconds in rows:
-        case = ElementTree.SubElement(suite, "testcase", name=name, classname="acceptance", time="%.1f" % seconds)
-        if outcome == "failed":
-            # XML knows no control characters.
-            clean = "".join(c for c in text if c >= " " or c in "\n\t")
-            ElementTree.SubElement(case, "failure", message=clean[:200]).text = clean
-        if outcome == "skipped":
-            ElementTree.SubElement(case, "skipped", message=text)
-    document = ElementTree.Element("testsuites")
-    document.append(suite)
-    ElementTree.ElementTree(document).write(path, encoding="utf-8", xml_declaration=True)
-
-
 def run_all(cases, work, library):
     rows = []
     for case in cases:
@@ -132,8 +118,7 @@ def main():
     finally:
         runner.end_descendants()
         shutil.rmtree(work, ignore_errors=True)
-    if os.environ.get("XML_OUTPUT_FILE"):
-        write_report(os.environ["XML_OUTPUT_FILE"], rows)
+    report.write_report("acceptance_test", rows)
     counts = {outcome: sum(row[1] == outcome for row in rows) for outcome in ("passed", "failed", "skipped")}
     print("%(skipped)d skipped\n%(passed)d passed, %(failed)d failed" % counts)
     return 1 if counts["failed"] else 0

@@ -6,10 +6,11 @@
 //   fill SIZE...    for each size: allocates and writes until NULL, prints "SIZE BYTES", frees all
 //   limit MB SIZE.. the same after limiting its own address space
 //   lock MB         locks all memory, present and future, then uses MB of blocks
+//   beyond          asks for more than any commit limit allows, then works
 //   maps            works with almost all mappings of the process taken
 //   faults          passes a listener for its memory system calls to descriptor 3, works while some of them fail, says
 //                   so with a marker, then expects everything to succeed and prints what it still holds
-// Called by: limit_test.cc, fault_test.cc.
+// Called by: limit_test.cc, fault_test.cc, machine_test.py.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -244,6 +245,21 @@ static void use_up_maps(void) {
   for (int round = 0; round < 3; round++) work_with_threads();
 }
 
+// Without strict overcommit these would be granted: they are untouched address space.
+static void ask_beyond(void) {
+  const size_t kBeyond = (size_t)32 << 40;
+  struct block kept = {NULL, 0};
+  make_block(&kept, 37);
+  void *p = &kept;
+  REQUIRE((errno = 0, malloc(kBeyond)) == NULL && errno == ENOMEM);
+  REQUIRE((errno = 0, calloc(1, kBeyond)) == NULL && errno == ENOMEM);
+  REQUIRE((errno = 0, realloc(kept.bytes, kBeyond)) == NULL && errno == ENOMEM);
+  REQUIRE(posix_memalign(&p, 1 << 21, kBeyond) == ENOMEM && p == &kept);
+  check_marks(&kept);
+  free(kept.bytes);
+  work_with_threads();
+}
+
 // Hands every memory system call of this process to a supervisor. Runs before any constructor.
 static void install_listener(void) {
   struct sock_filter code[] = {
@@ -303,6 +319,8 @@ int main(int argc, char **argv) {
     for (int i = 3; i < argc; i++) fill(strtoul(argv[i], NULL, 10));
   } else if (strcmp(argv[1], "lock") == 0) {
     lock_and_use(strtoul(argv[2], NULL, 10) << 20);
+  } else if (strcmp(argv[1], "beyond") == 0) {
+    ask_beyond();
   } else if (strcmp(argv[1], "maps") == 0) {
     use_up_maps();
   } else if (strcmp(argv[1], "faults") == 0) {
