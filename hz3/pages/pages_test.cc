@@ -489,6 +489,55 @@ TEST(PagesDeathTest, ChunksThatCannotBeUnmappedAreUsedAgain) {
   _exit(0);
 }
 
+size_t AddressSpaceBytes() {
+  size_t pages = 0;
+  FILE *file = fopen("/proc/self/statm", "r");
+  HZ3_REQUIRE(file != nullptr && fscanf(file, "%zu", &pages) == 1);
+  fclose(file);
+  return pages * hz3_os_page_bytes();
+}
+
+// A chunk that no map can name would never be found again: neither the first nor a later one stays.
+[[noreturn]] void AllocWithoutPageMap() {
+  const uint32_t kLeafBytes = 10 << 14;
+  size_t before = AddressSpaceBytes();
+  hz3_test::RefuseCall(SYS_mmap, kLeafBytes);
+  for (int i = 0; i < 3; i++) HZ3_REQUIRE(hz3_pages_alloc_span(1) == nullptr);
+  HZ3_REQUIRE(Stats().mapped_bytes == 0 && AddressSpaceBytes() < before + HZ3_CHUNK_BYTES);
+  _exit(0);
+}
+
+// Threadsafe style starts the program anew: the first chunk is still to come.
+TEST(PagesDeathTest, WithoutAPageMapThereIsNoChunk) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(AllocWithoutPageMap(), testing::ExitedWithCode(0), "");
+}
+
+// Slices of the first chunk get access when they are used. Where the kernel refuses that, they stay free.
+[[noreturn]] void AllocWithoutAccess() {
+  hz3_span *span = hz3_pages_alloc_span(1);
+  char *base = hz3_pages_span_base(span), *next = base + HZ3_SLICE_BYTES;
+  memset(base, 1, HZ3_SLICE_BYTES);
+  hz3_pages_stats before = Stats();
+  hz3_test::RefuseCall(SYS_mprotect);
+  for (unsigned c : {1u, kSliceClass, kSixteenClass}) {
+    HZ3_REQUIRE(hz3_pages_alloc_span(c) == nullptr);
+    HZ3_REQUIRE(Stats().free_bytes == before.free_bytes && Stats().dirty_bytes == before.dirty_bytes);
+    HZ3_REQUIRE(hz3_pages_span_of(next) == nullptr && TagOf(next) == 0);
+  }
+  // What has access already goes on serving.
+  hz3_pages_free_span(span);
+  HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass) == span && hz3_pages_span_of(base) == span);
+  memset(base, 2, HZ3_SLICE_BYTES);
+  _exit(0);
+}
+
+TEST(PagesDeathTest, SlicesWithoutAccessStayFree) {
+  if (!HZ3_CHECKED) GTEST_SKIP() << "for the checked lane";
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_EXIT(AllocWithoutAccess(), testing::ExitedWithCode(0), "");
+}
+
 TEST(PagesDeathTest, MapsSayWhenTheyHaveNoMemory) { EXPECT_EXIT(ReserveWithoutMemory(), testing::ExitedWithCode(0), ""); }
 #endif
 
