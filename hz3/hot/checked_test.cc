@@ -57,6 +57,12 @@ size_t HeldLarge(size_t *bytes) {
   return blocks;
 }
 
+long ResidentPages(void *start, size_t bytes) {
+  std::vector<unsigned char> pages(bytes / hz3_os_page_bytes());
+  EXPECT_EQ(mincore(start, bytes, pages.data()), 0);
+  return std::count_if(pages.begin(), pages.end(), [](unsigned char p) { return p & 1; });
+}
+
 size_t QuarantinedBytes() { return hz3_checked_quarantined_bytes(reinterpret_cast<hz3_heap *>(hz3_heap_base())); }
 
 class Checked : public testing::Test {
@@ -333,9 +339,7 @@ TEST_F(Checked, LargeBlocksWaitWithoutAccess) {
   memset(bigger, 1, 40 * HZ3_MIB);
   hz3_checked_free(bigger);
   EXPECT_EQ(HeldLarge(&bytes), 1u) << "alone, and its memory has gone";
-  std::vector<unsigned char> pages(40 * HZ3_MIB / hz3_os_page_bytes());
-  ASSERT_EQ(mincore(bigger, 40 * HZ3_MIB, pages.data()), 0);
-  EXPECT_EQ(std::count_if(pages.begin(), pages.end(), [](unsigned char p) { return p & 1; }), 0);
+  EXPECT_EQ(ResidentPages(bigger, 40 * HZ3_MIB), 0);
   EXPECT_TRUE(hz3_checked_empty_large_quarantine());
   EXPECT_FALSE(hz3_checked_empty_large_quarantine());
 }
@@ -343,7 +347,10 @@ TEST_F(Checked, LargeBlocksWaitWithoutAccess) {
 // Too many maps: nothing can be protected, nor given access to again.
 [[noreturn]] void WorkWithoutProtection() {
   std::vector<char *> blocks;
-  for (int i = 0; i < 20; i++) blocks.push_back(Malloc(2 * HZ3_MIB));
+  for (int i = 0; i < 20; i++) {
+    blocks.push_back(Malloc(2 * HZ3_MIB));
+    memset(blocks[i], 1, 2 * HZ3_MIB);
+  }
   char *grows = Malloc(2 * HZ3_MIB);
   memset(grows, 3, 2 * HZ3_MIB);
   for (int i = 0; i < 10; i++) hz3_checked_free(blocks[i]);
@@ -351,7 +358,8 @@ TEST_F(Checked, LargeBlocksWaitWithoutAccess) {
   size_t bytes;
   HZ3_REQUIRE(HeldLarge(&bytes) == 8);
   hz3_checked_empty_large_quarantine();
-  HZ3_REQUIRE(HeldLarge(&bytes) == 8 && bytes >= 16 * HZ3_MIB);  // they wait for their turn
+  HZ3_REQUIRE(HeldLarge(&bytes) == 8 && bytes >= 16 * HZ3_MIB);  // they wait for their turn,
+  for (int i = 2; i < 10; i++) HZ3_REQUIRE(ResidentPages(blocks[i], 2 * HZ3_MIB) == 0);  // without their memory
   for (int i = 10; i < 20; i++) hz3_checked_free(blocks[i]);
   HZ3_REQUIRE(HeldLarge(&bytes) == 8);
   grows = static_cast<char *>(hz3_checked_realloc(grows, 3 * HZ3_MIB));
