@@ -594,6 +594,17 @@ static void move_canary(char *start, size_t old_asked, size_t asked, size_t byte
   if (asked < bytes) write_canary(start, asked, bytes, canary_of(start), true);
 }
 
+// What a block loses must not be read or written any more. As a rule the block moves, and its old place is held back without
+// access; NULL if it has to stay, because it is big or memory is short: what it loses then reads as zero.
+static void *shrink_large(char *pointer, size_t old_bytes, size_t bytes) {
+  int saved = errno;
+  void *fresh = old_bytes <= LARGE_HELD_BYTES ? move(pointer, old_bytes, bytes) : NULL;
+  errno = saved;
+  char *lost = page_behind(pointer, bytes), *guard = page_behind(pointer, old_bytes);
+  if (fresh == NULL) hz3_os_purge(lost, (size_t)(guard - lost));
+  return fresh;
+}
+
 static void *realloc_large(char *pointer, enum found found, size_t bytes) {
   if (check_zero_size(pointer, found, &realloc_texts) != NULL) return move(pointer, 0, bytes);
   struct hz3_large_note *note = check_large(pointer, found, &realloc_texts);
@@ -605,6 +616,10 @@ static void *realloc_large(char *pointer, enum found found, size_t bytes) {
     return pointer;
   }
   bool stays_large = bytes >= HZ3_MEDIUM_MAX && bytes <= PTRDIFF_MAX - 2 * page;
+  if (stays_large && bytes < old_bytes / 2) {
+    void *fresh = shrink_large(pointer, old_bytes, bytes);
+    if (fresh != NULL) return fresh;
+  }
   if (!stays_large || !unguard(pointer, old_bytes)) return move(pointer, old_bytes, bytes);
   if (bytes > old_bytes) memset(pointer + old_bytes, 0, (size_t)(guard - pointer) - old_bytes);
   size_t with_guard = hz3_round_up(bytes, page) + page;

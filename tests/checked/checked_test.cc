@@ -95,6 +95,23 @@ SCENARIO(touch_freed_large) {
 }
 TEST_F(CheckedTest, FreedLargeBlockFaults) { expect_end("touch_freed_large", "signal 11", ""); }
 
+SCENARIO(read_what_was_shrunk) {
+  char* volatile p = block_of(kLarge);
+  REQUIRE(realloc(p, kLarge / 3) != nullptr);
+  _exit(p[kLarge / 2] & 1);
+}
+TEST_F(CheckedTest, WhatABlockLosesFaults) { expect_end("read_what_was_shrunk", "signal 11", ""); }
+
+// Too big to be copied: it stays where it is, and what it loses reads as zero.
+SCENARIO(read_what_a_big_block_lost) {
+  constexpr size_t kBig = 100000000;
+  char* volatile p = block_of(kBig);
+  char* shrunk = static_cast<char*>(realloc(p, kBig / 3));
+  REQUIRE(shrunk == p && std::count(shrunk, shrunk + kBig / 3, 1) == static_cast<ptrdiff_t>(kBig / 3));
+  _exit(p[kBig / 2]);
+}
+TEST_F(CheckedTest, WhatABigBlockLosesIsZero) { expect_end("read_what_a_big_block_lost", "exit 0", ""); }
+
 SCENARIO(read_of_no_bytes) { _exit(*static_cast<volatile char*>(block_of(0)) & 1); }
 SCENARIO(write_of_no_bytes) { *static_cast<volatile char*>(calloc(0, 8)) = 0; }
 SCENARIO(write_of_no_bytes_new) { *static_cast<volatile char*>(::operator new[](0)) = 1; }
