@@ -21,6 +21,16 @@ struct hz3_bin {
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_bin) == 32, "tags and bin offsets are class * 32");
 
+// The block up to 32 KiB that this thread freed last, not in its bin yet: the next free puts it there. The
+// address of that bin's slot is known only after three loads in a row, and later loads of the program that pass such a store
+// wait for it on some processors; for the block before, all three are long done (docs/decisions/0025). All zero: none; its
+// tag is that of bin 0, which is always full.
+struct hz3_last_freed {
+  void *object;
+  size_t tag;
+};
+#define HZ3_LAST_FREED_OFFSET (HZ3_CLASS_COUNT * sizeof(struct hz3_bin))
+
 struct hz3_heap;
 extern const struct hz3_heap hz3_heap_empty;  // all zero: every thread's heap until its first slow path
 // This thread's heap as an offset from hz3_heap_empty: zero-initialised TLS is valid even before libc has set it up.
@@ -50,12 +60,13 @@ HZ3_INLINE void *hz3_bin_pop(struct hz3_bin *bin) {
 }
 
 // The bin has room. The slot is stored before `top`: what fork copies in between may miss the object, nothing worse.
-HZ3_INLINE void hz3_bin_push(struct hz3_bin *bin, void *object) {
-  void **top = bin->top;
+HZ3_INLINE void hz3_bin_push_at(struct hz3_bin *bin, void **top, void *object) {
   *top = object;
   __atomic_signal_fence(__ATOMIC_SEQ_CST);
   bin->top = top + 1;
 }
+
+HZ3_INLINE void hz3_bin_push(struct hz3_bin *bin, void *object) { hz3_bin_push_at(bin, bin->top, object); }
 
 // Whether the object is the one freed last. The bin has a magazine; below its first slot is the magazine's header, which
 // never looks like an object.
@@ -69,14 +80,29 @@ HZ3_INLINE void *hz3_malloc(size_t bytes) {
   return hz3_malloc_slow(bytes);
 }
 
+// The order of the stores: what fork copies in between may miss an object, nothing worse. The tests behind the first catch the
+// same block freed twice in a row: the last of all, or the last of its bin.
 HZ3_INLINE void hz3_free(void *pointer) {
-  size_t tag;
+  intptr_t tag;
   if (HZ3_LIKELY(hz3_tag_find(pointer, &tag))) {
-    struct hz3_bin *bin = hz3_bin_at(tag);
-    // The second test catches the same block freed twice in a row.
-    if (HZ3_LIKELY(bin->top != bin->hi) && HZ3_LIKELY(!hz3_bin_is_newest(bin, pointer))) {
-      hz3_bin_push(bin, pointer);
-      return;
+    uintptr_t heap = hz3_heap_base();
+    if (HZ3_LIKELY(tag > 0)) {
+      struct hz3_last_freed *last = (struct hz3_last_freed *)(heap + HZ3_LAST_FREED_OFFSET);
+      struct hz3_bin *bin = (struct hz3_bin *)(heap + last->tag);
+      void *before = last->object, **top = bin->top;
+      if (HZ3_LIKELY(top != bin->hi) && HZ3_LIKELY(before != pointer) && HZ3_LIKELY(!hz3_bin_is_newest(bin, before))) {
+        last->object = pointer;
+        last->tag = (size_t)tag;
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
+        hz3_bin_push_at(bin, top, before);
+        return;
+      }
+    } else if (tag < 0) {  // too big to let one wait in every thread
+      struct hz3_bin *bin = (struct hz3_bin *)(heap - (size_t)tag);
+      if (bin->top != bin->hi && !hz3_bin_is_newest(bin, pointer)) {
+        hz3_bin_push(bin, pointer);
+        return;
+      }
     }
   }
   hz3_free_slow(pointer);

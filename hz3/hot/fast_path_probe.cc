@@ -89,7 +89,12 @@ int main(int argc, char **argv) {
   operator delete(operator new(bytes));
   Run(what, allocates ? reinterpret_cast<void *>(bytes) : malloc(bytes));
   free(blocks[0]);
-  if (allocates) free(block);
+  if (allocates) {
+    free(block);
+    free(blocks[1]);  // the block freed last waits for the next free
+  } else {
+    blocks[0] = malloc(bytes);  // there is room
+  }
   step_count = 0;
   if (argc > 3) SetAccess(block, PROT_NONE);
   void *result = Run(what, allocates ? reinterpret_cast<void *>(bytes) : block);

@@ -161,6 +161,7 @@ static void fork_child(void) {
   struct hz3_heap *own = own_heap();
   for (struct hz3_heap *heap = all_heaps; heap != NULL; heap = heap->next_heap) {
     if (heap == own || heap->state != HZ3_HEAP_OWNED) continue;
+    heap->last.tag = 0;  // it may be of another block than the one beside it: the slow path looks
     heap->state = heap->is_busy ? HZ3_HEAP_ABANDONED : HZ3_HEAP_PARKED;
     if (heap->is_busy) continue;
     heap->next_parked = parked;

@@ -16,6 +16,7 @@ enum hz3_heap_state { HZ3_HEAP_PARKED, HZ3_HEAP_OWNED, HZ3_HEAP_SHARED, HZ3_HEAP
 
 struct hz3_heap {
   struct hz3_bin bins[HZ3_CLASS_COUNT];
+  struct hz3_last_freed last;           // not in its bin yet
   uint32_t spare[HZ3_CLASS_COUNT];      // index of the previous magazine, full or empty; 0 = none
   uint16_t refill[HZ3_CLASS_COUNT];     // objects to fetch next time; doubles up to the capacity
   uint8_t level[HZ3_CLASS_COUNT];       // size of magazines to use
@@ -42,6 +43,7 @@ struct hz3_heap {
   void *deferred;                       // blocks freed by a signal handler inside a slow path, linked through themselves
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_heap) <= 4096, "a heap is one page");
+HZ3_STATIC_ASSERT(offsetof(struct hz3_heap, last) == HZ3_LAST_FREED_OFFSET, "the fast path knows where it is");
 
 // This thread's heap, marked busy, created if need be. The shared heap, locked, for a thread past its destructors or
 // when there is no memory for a heap. NULL if this thread is inside a slow path already (a signal handler).

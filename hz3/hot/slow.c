@@ -246,6 +246,25 @@ static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazi
 
 // ---- ticks: what nobody needed for a while goes back ----
 
+static unsigned class_of(const void *pointer) {
+  intptr_t tag;
+  if (hz3_tag_find(pointer, &tag) && tag != 0) return (unsigned)((size_t)(tag > 0 ? tag : -tag) / sizeof(struct hz3_bin));
+  struct hz3_span *span = hz3_pages_span_of(pointer);  // it may lie outside the tag table's window
+  return span == NULL ? 0 : span->size_class;
+}
+
+// The tag beside it may be of another block, if a fork cut its thread off.
+static void *take_last(struct hz3_heap *heap) {
+  void *object = heap->last.object;
+  heap->last = (struct hz3_last_freed){0};
+  return object;
+}
+
+static void release_last(struct hz3_heap *heap) {
+  void *object = take_last(heap);
+  if (object != NULL) release(class_of(object), &object, 1);
+}
+
 static void flush_class(struct hz3_heap *heap, unsigned c) {
   struct hz3_magazine *both[2] = {unload(heap, c), spare_of(heap, c)};
   set_spare(heap, c, NULL);
@@ -264,6 +283,7 @@ static void lower_level(struct hz3_heap *heap, unsigned c) {
 
 void hz3_heap_flush(struct hz3_heap *heap) {
   if (HZ3_CHECKED) hz3_checked_empty_quarantine(heap);
+  release_last(heap);
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) flush_class(heap, c);
   return_empties(heap, heap->empty_count);
   heap->is_flushed = true;
@@ -297,6 +317,7 @@ static void tick_own(struct hz3_heap *heap, uint64_t now) {
   uint32_t epoch = __atomic_load_n(&trim_epoch, __ATOMIC_RELAXED);
   bool everything = heap->trim_epoch != epoch;
   heap->trim_epoch = epoch;
+  release_last(heap);  // it may be all that is left of its class
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
     bool idle = (heap->used_bits[c / 64] >> (c % 64) & 1) == 0;
     if (heap->bins[c].lo != NULL && (idle || everything)) flush_class(heap, c);
@@ -534,11 +555,13 @@ static void free_to_class(struct hz3_heap *heap, unsigned c, void *pointer) {
   else release(c, &pointer, 1);
 }
 
-static unsigned class_of(const void *pointer) {
-  size_t tag;
-  if (hz3_tag_find(pointer, &tag) && tag != 0) return (unsigned)(tag / sizeof(struct hz3_bin));
-  struct hz3_span *span = hz3_pages_span_of(pointer);  // it may lie outside the tag table's window
-  return span == NULL ? 0 : span->size_class;
+// As the fast path does: the block waits, the one before it goes to its bin. The shared heap has no fast path.
+static void free_in_turn(struct hz3_heap *heap, unsigned c, void *pointer) {
+  void *before = take_last(heap);
+  if (before == pointer) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, pointer, class_bytes(c));
+  if (heap->state == HZ3_HEAP_OWNED) heap->last = (struct hz3_last_freed){pointer, c * sizeof(struct hz3_bin)};
+  else free_to_class(heap, c, pointer);
+  if (before != NULL) free_to_class(heap, class_of(before), before);
 }
 
 void hz3_free_slow(void *pointer) {
@@ -550,7 +573,8 @@ void hz3_free_slow(void *pointer) {
   }
   struct hz3_heap *heap = enter();
   if (heap != NULL) {
-    free_to_class(heap, c, pointer);
+    if (c > HZ3_TABLE_CLASS_LAST) free_to_class(heap, c, pointer);
+    else free_in_turn(heap, c, pointer);
     leave(heap);
     return;
   }

@@ -18,6 +18,7 @@ size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class)
   void **lo = bin->lo, **top = bin->top;
   size_t objects = lo == NULL ? 0 : (size_t)(top - lo);
   if (objects > hz3_magazine_capacity(HZ3_MAGAZINE_LEVELS - 1)) objects = 0;  // caught between two magazines
+  if (heap->last.object != NULL && heap->last.tag == size_class * sizeof(struct hz3_bin)) objects++;
   uint32_t spare = heap->spare[size_class];
   return objects + (spare == 0 ? 0 : hz3_magazine_at(spare)->count);
 }

@@ -123,7 +123,8 @@ static struct hz3_span *take_span_locked(unsigned size_class) {
   span->is_clean = dirty == 0;
   span->is_closed = closed != 0;
   for (unsigned i = 0; i < count; i++) chunk->first_slice[(unsigned)first + i] = (uint8_t)first;
-  hz3_tag_map_set_locked(hz3_pages_span_base(span), count, (uint16_t)(size_class * TAG_BYTES_PER_CLASS));
+  int tag = (int)size_class * TAG_BYTES_PER_CLASS;
+  hz3_tag_map_set_locked(hz3_pages_span_base(span), count, size_class <= HZ3_TABLE_CLASS_LAST ? tag : -tag);
   return span;
 }
 

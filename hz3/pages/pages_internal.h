@@ -51,7 +51,7 @@ struct hz3_chunk *hz3_page_map_chunk_of(const void *pointer);
 
 // tag_map.c
 void hz3_tag_map_cover(const char *start, size_t bytes);  // widens the window if possible; takes the lock itself
-void hz3_tag_map_set_locked(const char *start, size_t slices, uint16_t tag);
+void hz3_tag_map_set_locked(const char *start, size_t slices, int tag);
 
 // pages.c
 void hz3_chunk_relist_locked(struct hz3_chunk *chunk);

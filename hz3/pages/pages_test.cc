@@ -50,8 +50,8 @@ size_t ResidentBytes(void *start, size_t bytes) {
 }
 
 // The tag that a free would find, 0 outside the window.
-size_t TagOf(const void *pointer) {
-  size_t tag = 0;
+intptr_t TagOf(const void *pointer) {
+  intptr_t tag = 0;
   return hz3_tag_find(pointer, &tag) ? tag : 0;
 }
 
@@ -102,7 +102,7 @@ TEST_F(Pages, EveryClassGetsAnAlignedTaggedSpan) {
     EXPECT_EQ(span->free_count, 0u);
     for (size_t at = 0; at < SpanBytes(span); at += HZ3_SLICE_BYTES / 2) {
       EXPECT_EQ(hz3_pages_span_of(base + at), span);
-      EXPECT_EQ(TagOf(base + at), size_t{c} * kTagPerClass);
+      EXPECT_EQ(TagOf(base + at), (c <= HZ3_TABLE_CLASS_LAST ? intptr_t{c} : -intptr_t{c}) * kTagPerClass);
     }
     EXPECT_EQ(hz3_pages_span_of(base + SpanBytes(span) - 1), span);
     EXPECT_NE(hz3_pages_span_of(base - 1), span);
@@ -111,7 +111,7 @@ TEST_F(Pages, EveryClassGetsAnAlignedTaggedSpan) {
     Free(span);
     for (size_t at = 0; at < Class(c).slices * HZ3_SLICE_BYTES; at += HZ3_SLICE_BYTES) {
       EXPECT_EQ(hz3_pages_span_of(base + at), nullptr);
-      EXPECT_EQ(TagOf(base + at), 0u);
+      EXPECT_EQ(TagOf(base + at), 0);
     }
   }
   EXPECT_EQ(Stats().free_bytes, Stats().mapped_bytes);
@@ -125,7 +125,7 @@ TEST_F(Pages, ForeignPointersHaveNoSpanAndNoTag) {
                               static_cast<const void *>(&global), reinterpret_cast<const void *>(uintptr_t{1} << 46),
                               reinterpret_cast<const void *>(uintptr_t{1} << 47), reinterpret_cast<const void *>(~uintptr_t{0})}) {
     EXPECT_EQ(hz3_pages_span_of(pointer), nullptr) << pointer;
-    EXPECT_EQ(TagOf(pointer), 0u) << pointer;
+    EXPECT_EQ(TagOf(pointer), 0) << pointer;
     EXPECT_EQ(hz3_page_map_large_of(pointer), nullptr) << pointer;
   }
 }
@@ -377,7 +377,7 @@ TEST_F(Pages, PageMapHoldsLargeBlocks) {
   EXPECT_EQ(hz3_page_map_large_of(start), nullptr);
   EXPECT_EQ(hz3_page_map_large_of(start + 2 * HZ3_MIB), nullptr);
   EXPECT_EQ(hz3_pages_span_of(start + HZ3_MIB), nullptr);
-  EXPECT_EQ(TagOf(start + HZ3_MIB), 0u);
+  EXPECT_EQ(TagOf(start + HZ3_MIB), 0);
   hz3_page_map_set_large(start + HZ3_MIB, nullptr);
   EXPECT_EQ(hz3_page_map_large_of(start + HZ3_MIB), nullptr);
   EXPECT_NE(hz3_page_map_dirty_mask(start), hz3_page_map_dirty_mask(start + HZ3_MIB));
@@ -436,7 +436,7 @@ TEST(Retention, DecaysWithoutRegret) {
   size_t spans = 0;
   for (hz3_span *span; (span = hz3_pages_alloc_span(kSixteenClass)) != nullptr; last = span, spans++) {
     char *base = hz3_pages_span_base(span);
-    works = works && hz3_pages_span_of(base + HZ3_MIB - 1) == span && TagOf(base) == kSixteenClass * kTagPerClass;
+    works = works && hz3_pages_span_of(base + HZ3_MIB - 1) == span && TagOf(base) == -intptr_t{kSixteenClass} * kTagPerClass;
   }
   works = works && spans >= 900;  // of 1024: next to nothing is reserved
   hz3_pages_free_span(last);
@@ -467,7 +467,7 @@ TEST(PagesDeathTest, WorkUntilAddressSpaceEnds) {
   for (size_t i = 0; i < spans.size(); i++) {
     hz3_span *span = hz3_pages_alloc_span(kSixteenClass);
     char *base = hz3_pages_span_base(span);
-    HZ3_REQUIRE(IsZero(base, HZ3_MIB) && hz3_pages_span_of(base) == span && TagOf(base) == kSixteenClass * kTagPerClass);
+    HZ3_REQUIRE(IsZero(base, HZ3_MIB) && hz3_pages_span_of(base) == span && TagOf(base) == -intptr_t{kSixteenClass} * kTagPerClass);
   }
   HZ3_REQUIRE(Stats().mapped_bytes == mapped);
   _exit(0);

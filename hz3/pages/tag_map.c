@@ -16,7 +16,7 @@ static const struct hz3_tag_map no_tags;
 const struct hz3_tag_map *hz3_tag_map = &no_tags;
 
 static size_t table_bytes(uintptr_t window_bytes) {
-  return sizeof(struct hz3_tag_map) + window_bytes / HZ3_SLICE_BYTES * sizeof(uint16_t);
+  return sizeof(struct hz3_tag_map) + window_bytes / HZ3_SLICE_BYTES * sizeof(int16_t);
 }
 
 static bool covers(const struct hz3_tag_map *map, uintptr_t start, uintptr_t end) {
@@ -37,7 +37,7 @@ static uintptr_t place_window(const struct hz3_tag_map *old, uintptr_t start, ui
 }
 
 static void copy_tags(struct hz3_tag_map *to, const struct hz3_tag_map *from) {
-  uint16_t *tags = to->tags + (from->slices == 0 ? 0 : (from->base - to->base) / HZ3_SLICE_BYTES);
+  int16_t *tags = to->tags + (from->slices == 0 ? 0 : (from->base - to->base) / HZ3_SLICE_BYTES);
   for (size_t i = 0; i < from->slices; i++) {
     if (from->tags[i] != 0) tags[i] = from->tags[i];  // zeroes are there already, and cost no memory
   }
@@ -65,10 +65,10 @@ void hz3_tag_map_cover(const char *start, size_t bytes) {
   hz3_tag_map_cover(start, bytes);
 }
 
-void hz3_tag_map_set_locked(const char *start, size_t slices, uint16_t tag) {
+void hz3_tag_map_set_locked(const char *start, size_t slices, int tag) {
   struct hz3_tag_map *map = (struct hz3_tag_map *)(uintptr_t)hz3_tag_map;
   uintptr_t first = (uintptr_t)start;
   if (!covers(map, first, first + slices * HZ3_SLICE_BYTES)) return;
-  uint16_t *tags = map->tags + (first - map->base) / HZ3_SLICE_BYTES;
-  for (size_t i = 0; i < slices; i++) __atomic_store_n(&tags[i], tag, __ATOMIC_RELAXED);
+  int16_t *tags = map->tags + (first - map->base) / HZ3_SLICE_BYTES;
+  for (size_t i = 0; i < slices; i++) __atomic_store_n(&tags[i], (int16_t)tag, __ATOMIC_RELAXED);
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the flat table of tags, one per 64 KiB slice of a window of the address space. A tag is the byte offset of
-//   the bin that blocks of this slice belong to; 0 = no bin: unknown pointer, NULL, large block, outside the window.
+//   the bin that blocks of this slice belong to, negative above 32 KiB; 0 = no bin: unknown pointer, NULL, large block.
 // Called by: hot (read), pages (write).
 // Owns: hz3_tag_map, replaced by a wider one when chunks land outside; old tables stay, readers may hold them.
 // Locks: writers hold hz3_pages.lock. Readers take none: a table is complete before it is published, and whoever frees a
 //   block got its pointer after the tag was set.
-// Invariant: a tag inside the window is right or 0; outside, lookups go through the page map.
+// Invariant: a tag is right or 0; for 0, and outside the window, lookups go through the page map.
 #ifndef HZ3_PAGES_TAG_MAP_H_
 #define HZ3_PAGES_TAG_MAP_H_
 
@@ -16,13 +16,13 @@ HZ3_BEGIN_DECLS
 struct hz3_tag_map {
   uintptr_t base;    // first address of the window
   uintptr_t slices;  // its length
-  uint16_t tags[];
+  int16_t tags[];
 };
 
 extern const struct hz3_tag_map *hz3_tag_map;  // never NULL; empty until the first chunk
 
 // False outside the window, for any pointer value.
-HZ3_INLINE bool hz3_tag_find(const void *pointer, size_t *tag) {
+HZ3_INLINE bool hz3_tag_find(const void *pointer, intptr_t *tag) {
   // Relaxed: the loads below depend on this one, which orders them after the table was filled.
   const struct hz3_tag_map *map = __atomic_load_n(&hz3_tag_map, __ATOMIC_RELAXED);
   uintptr_t slice = ((uintptr_t)pointer - map->base) >> 16;

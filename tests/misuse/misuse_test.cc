@@ -77,9 +77,9 @@ SCENARIO(usable_size_of_static) { block_of(malloc_usable_size(misused(static_obj
 
 template <size_t kSize>
 void free_twice_in_a_row() {
-  char* p = block_of(kSize);
+  char* p = misused(block_of(kSize));
   free(p);
-  free(misused(p));
+  free(p);
 }
 SCENARIO(adjacent_double_free_small) { free_twice_in_a_row<100>(); }
 SCENARIO(adjacent_double_free_tiny) { free_twice_in_a_row<8>(); }
@@ -88,9 +88,17 @@ SCENARIO(adjacent_double_free_run) { free_twice_in_a_row<300000>(); }
 SCENARIO(adjacent_double_free_large) { free_twice_in_a_row<5000000>(); }
 SCENARIO(adjacent_double_free_zero) { free_twice_in_a_row<0>(); }
 SCENARIO(adjacent_double_delete) {
-  char* p = static_cast<char*>(::operator new(64));
+  char* p = misused(static_cast<char*>(::operator new(64)));
   ::operator delete(p);
-  ::operator delete(misused(p));
+  ::operator delete(p);
+}
+// Between them a block of another class, and one behind them that puts the second into its bin.
+SCENARIO(double_free_around_another) {
+  char *p = misused(block_of(100)), *other = block_of(3000), *behind = block_of(3000);
+  free(p);
+  free(other);
+  free(p);
+  free(behind);
 }
 
 template <size_t kSize>
@@ -287,9 +295,10 @@ const Misuse kMisuses[] = {
      "malloc_usable_size of a pointer that this allocator did not return"},
     {"adjacent_double_free_small", kDouble, kDouble},
     {"adjacent_double_free_tiny", kDouble, kDouble},
+    {"double_free_around_another", kDouble, kDouble},
     {"adjacent_double_free_medium", kDouble, kDouble},
-    {"adjacent_double_free_run", kDouble, kDouble},
     // Its address is no block's any more, and nobody remembers that it was.
+    {"adjacent_double_free_run", kInvalid, kDouble},
     {"adjacent_double_free_large", kInvalid, kDouble},
     {"adjacent_double_free_zero", kDouble, kDouble},
     {"adjacent_double_delete", kDouble, kDouble},
