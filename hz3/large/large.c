@@ -14,12 +14,12 @@
 #define UNMAP_MIN_BYTES ((size_t)64 * 1024 * 1024)
 // A split at either end of a range, and the mapping that may be needed.
 enum { DESCRIPTORS_PER_ALLOC = 3 };
-// Mappings are whole huge pages and ask for them: a 15 MiB block then takes 10 page faults instead of 3,840. Not the first,
-// if it is smaller: what a program touches of a huge page is all resident (docs/decisions/0022).
+// Mappings are whole huge pages and ask for them: a 15 MiB block then takes 10 page faults instead of 3,840 (docs/decisions/0022).
 #define HUGE_PAGE_BYTES ((size_t)2 * 1024 * 1024)
-// The others are of this size or more, so that blocks lie side by side and share the huge pages at their ends.
-#define MAP_MIN_BYTES ((size_t)8 * 1024 * 1024)
-#define MAP_MAX_BYTES ((size_t)64 * 1024 * 1024)
+// For a block below this, as much is mapped at once as a quarter of what is there, so that such blocks lie side by side and
+// share the huge pages at their ends.
+#define MAP_ALONE_MIN_BYTES ((size_t)4 * 1024 * 1024)
+#define MAP_AHEAD_MAX_BYTES ((size_t)64 * 1024 * 1024)
 
 // Address space for a block: a sixteenth of its power of two as granule keeps the pieces reusable; only memory that is
 // touched costs anything.
@@ -70,21 +70,19 @@ static char *map_below(size_t bytes, size_t align) {
   return (char *)hz3_os_map_aligned(hint, bytes, align);
 }
 
-// What to map for a block of this size: an eighth of what is mapped, or more.
 static size_t mapping_bytes(size_t bytes) {
-  size_t mapped = hz3_read_figure(&hz3_ranges.mapped_bytes);
-  if ((mapped == 0 && bytes < HUGE_PAGE_BYTES) || bytes >= PTRDIFF_MAX / 2) return bytes;
-  size_t wanted = bytes >= MAP_MIN_BYTES / 2 ? bytes : hz3_min(hz3_max(mapped / 8, MAP_MIN_BYTES), MAP_MAX_BYTES);
-  return hz3_round_up(wanted, HUGE_PAGE_BYTES);
+  if (bytes < MAP_ALONE_MIN_BYTES)
+    bytes = hz3_max(bytes, hz3_min(hz3_read_figure(&hz3_ranges.mapped_bytes) / 4, MAP_AHEAD_MAX_BYTES));
+  return bytes < PTRDIFF_MAX / 2 ? hz3_round_up(bytes, HUGE_PAGE_BYTES) : bytes;
 }
 
 static bool map_more(size_t bytes) {
   size_t wanted = mapping_bytes(bytes);
-  char *start = wanted > bytes ? map_below(wanted, HUGE_PAGE_BYTES) : NULL;
+  char *start = map_below(wanted, HUGE_PAGE_BYTES);
   if (start != NULL) bytes = wanted;
   else start = map_below(bytes, HZ3_SLICE_BYTES);
   if (start == NULL) return false;
-  if (wanted >= HUGE_PAGE_BYTES) hz3_os_advise_huge(start, bytes, true);
+  hz3_os_advise_huge(start, bytes, true);
   if (!hz3_page_map_reserve(start, bytes)) {
     hz3_os_unmap(start, bytes);
     return false;
