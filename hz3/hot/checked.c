@@ -90,6 +90,16 @@ HZ3_INLINE enum found find(const void *pointer, struct block *block) {
   return FOUND;
 }
 
+// For a block of a bin: its class is known, and with it all that does not have to wait for the map. False if the map says
+// otherwise.
+HZ3_INLINE bool find_in_class(char *start, size_t class_offset, struct block *block) {
+  const struct shape *shape = shape_at(class_offset);
+  uint64_t entry = hz3_object_map_entry(start);
+  size_t offset = hz3_object_offset(entry, start), index = offset * shape->reciprocal >> 40;
+  *block = (struct block){.start = start, .bytes = shape->bytes, .index = index, .word = hz3_object_words(entry) + index};
+  return hz3_object_class_offset(entry) == class_offset && index * shape->bytes == offset;
+}
+
 // ---- what is written around and into blocks ----
 
 typedef uint64_t __attribute__((may_alias)) word64;
@@ -427,7 +437,7 @@ HZ3_INLINE void *alloc_block(enum hz3_block_origin origin, size_t align, size_t 
   if (HZ3_UNLIKELY(start == NULL)) return alloc_slow(origin, align, bytes, zero);
   uint32_t word = live_word(origin, align, bytes);
   struct block block;
-  if (HZ3_UNLIKELY(find(start, &block) != FOUND || *block.word != FREED_WORD)) return prepare(start, word, bytes, zero);
+  if (HZ3_UNLIKELY(!find_in_class(start, offset, &block) || *block.word != FREED_WORD)) return prepare(start, word, bytes, zero);
   return use_again(&block, word, bytes, zero);
 }
 
