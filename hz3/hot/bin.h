@@ -21,10 +21,10 @@ struct hz3_bin {
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_bin) == 32, "tags and bin offsets are class * 32");
 
-// The block up to 32 KiB that this thread freed last, not in its bin yet: the next free puts it there. The
-// address of that bin's slot is known only after three loads in a row, and later loads of the program that pass such a store
-// wait for it on some processors; for the block before, all three are long done (docs/decisions/0025). All zero: none; its
-// tag is that of bin 0, which is always full.
+// The block up to 32 KiB that this thread freed last, not in its bin yet: the next free puts it there. The address of that
+// bin's slot is known only after three loads in a row, and later loads of the program wait for such a store on some
+// processors; for the block before, all three are long done (docs/decisions/0025). All zero: none; the tag is that of bin 0,
+// which is always full.
 struct hz3_last_freed {
   void *object;
   size_t tag;

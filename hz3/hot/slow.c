@@ -253,16 +253,20 @@ static unsigned class_of(const void *pointer) {
   return span == NULL ? 0 : span->size_class;
 }
 
-// The tag beside it may be of another block, if a fork cut its thread off.
-static void *take_last(struct hz3_heap *heap) {
+// Takes the block that waits; NULL if none does. Its class is looked up, for if a fork cut its thread off, the tag beside it may
+// be another block's. One that has none was freed before, and its span went meanwhile.
+static void *take_last(struct hz3_heap *heap, unsigned *c) {
   void *object = heap->last.object;
   heap->last = (struct hz3_last_freed){0};
+  *c = class_of(object);
+  if (object != NULL && *c == 0) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
   return object;
 }
 
 static void release_last(struct hz3_heap *heap) {
-  void *object = take_last(heap);
-  if (object != NULL) release(class_of(object), &object, 1);
+  unsigned c;
+  void *object = take_last(heap, &c);
+  if (object != NULL) release(c, &object, 1);
 }
 
 static void flush_class(struct hz3_heap *heap, unsigned c) {
@@ -557,11 +561,12 @@ static void free_to_class(struct hz3_heap *heap, unsigned c, void *pointer) {
 
 // As the fast path does: the block waits, the one before it goes to its bin. The shared heap has no fast path.
 static void free_in_turn(struct hz3_heap *heap, unsigned c, void *pointer) {
-  void *before = take_last(heap);
+  unsigned c_before;
+  void *before = take_last(heap, &c_before);
   if (before == pointer) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, pointer, class_bytes(c));
+  if (before != NULL) free_to_class(heap, c_before, before);
   if (heap->state == HZ3_HEAP_OWNED) heap->last = (struct hz3_last_freed){pointer, c * sizeof(struct hz3_bin)};
   else free_to_class(heap, c, pointer);
-  if (before != NULL) free_to_class(heap, class_of(before), before);
 }
 
 void hz3_free_slow(void *pointer) {

@@ -92,6 +92,18 @@ SCENARIO(adjacent_double_delete) {
   ::operator delete(p);
   ::operator delete(p);
 }
+// The second free comes while the span still holds another block; it is gone when the next free takes the block up.
+SCENARIO(double_free_of_what_is_gone_since) {
+  char *p = misused(block_of(1900)), *neighbour = block_of(1900), *other = block_of(3000);
+  free(p);
+  malloc_trim(0);
+  free(p);
+  std::thread([=] {
+    free(neighbour);
+    malloc_trim(0);
+  }).join();
+  free(other);
+}
 // Between them a block of another class, and one behind them that puts the second into its bin.
 SCENARIO(double_free_around_another) {
   char *p = misused(block_of(100)), *other = block_of(3000), *behind = block_of(3000);
@@ -296,6 +308,7 @@ const Misuse kMisuses[] = {
     {"adjacent_double_free_small", kDouble, kDouble},
     {"adjacent_double_free_tiny", kDouble, kDouble},
     {"double_free_around_another", kDouble, kDouble},
+    {"double_free_of_what_is_gone_since", kInvalid, kDouble},
     {"adjacent_double_free_medium", kDouble, kDouble},
     // Its address is no block's any more, and nobody remembers that it was.
     {"adjacent_double_free_run", kInvalid, kDouble},
