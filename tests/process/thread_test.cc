@@ -102,8 +102,9 @@ TEST(Thread, HandedOverBlocksLeaveNothing) {
     Cell::drop(cell);
     cell = nullptr;
   }
-  // The live set itself is random; its bound is 16 blocks of 1.5 MB of which little is touched.
-  EXPECT_LE(grown, 2048);
+  // The live set itself is random; its bound is 16 blocks of 1.5 MB of which little is touched, but maybe on huge pages. One
+  // KiB lost by each thread would be 10,000.
+  EXPECT_LE(grown, 8192);
 }
 
 // A key whose destructor allocates and sets itself again until libc gives up after its last iteration, and one whose
