@@ -345,9 +345,8 @@ static void tick(struct hz3_heap *heap) {
   hz3_large_purge_idle();
 }
 
-// Blocks that a signal handler freed while this heap was in a slow path.
-static void free_deferred(struct hz3_heap *heap) {
-  void *block = __atomic_exchange_n(&heap->deferred, NULL, __ATOMIC_ACQUIRE);
+// Blocks that a signal handler freed while a heap was in a slow path.
+static void free_deferred(void *block) {
   while (block != NULL) {
     void *next = *(void **)block;
     *(void **)block = NULL;  // nothing stays behind in free memory (checked: it would look like a late write)
@@ -363,9 +362,10 @@ static struct hz3_heap *enter(void) {
 }
 
 static void leave(struct hz3_heap *heap) {
-  bool has_deferred = heap->deferred != NULL;
+  // Taken before the heap is left: the shared one is another thread's from then on. Atomic for the handlers of this thread.
+  void *deferred = HZ3_LIKELY(heap->deferred == NULL) ? NULL : __atomic_exchange_n(&heap->deferred, NULL, __ATOMIC_ACQUIRE);
   hz3_heap_leave(heap);
-  if (HZ3_UNLIKELY(has_deferred)) free_deferred(heap);
+  if (HZ3_UNLIKELY(deferred != NULL)) free_deferred(deferred);
 }
 
 static bool reclaim(struct hz3_heap *heap) {
