@@ -23,10 +23,10 @@ enum { SINGLE_CHUNKS = 64, GUARDED_CHUNKS = 256 * 1024 };
 // chunks, whose huge pages need access to all of them.
 enum { ROOM_BEFORE_FIRST = 1024 * 1024 };
 
-// Chunks after the first ask for huge pages. One costs about as much as 110 page faults, and by then 1,024 were taken: a heap
-// that stops right there pays a tenth more, one that grows on takes a fourth of the time for its pages. Not before: the first
-// spans of many classes would make 2 MiB resident where a small program uses a tenth (docs/decisions/0022).
-enum { SMALL_PAGE_CHUNKS = 1 };
+// Chunks after these ask for huge pages. One costs about as much as 110 page faults, and by then 2,048 were taken: a heap
+// that stops right there pays a twentieth more, one that grows on takes a fourth of the time for its pages. Not before: a
+// small program would grow by 2 MiB at once (docs/decisions/0022).
+enum { SMALL_PAGE_CHUNKS = 2 };
 
 struct hz3_pages hz3_pages = {.lock = HZ3_LOCK_INIT(HZ3_RANK_PAGES), .retention = HZ3_RETENTION_INIT};
 

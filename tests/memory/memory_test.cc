@@ -157,7 +157,7 @@ SCENARIO(ring_of_producer_and_consumer) {
   consumer.join();
   printf("%zu blocks passed\n", passed.load());
   REQUIRE(passed > kRing * 100);
-  require_at_most("growth", most, 2048 + 2048);  // what may cool, and one huge page begun
+  require_at_most("growth", most, 2048);
 }
 
 // One thread allocates, another only frees; the freer stays `kQueue` blocks behind, so that what is alive is constant.
