@@ -11,6 +11,7 @@
 #include <linux/seccomp.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -23,6 +24,14 @@ namespace hz3_test {
 [[noreturn]] inline void EndAt(const char *file, int line, const char *condition) {
   dprintf(2, "%s:%d: failed: %s\n", file, line, condition);
   _exit(1);
+}
+
+inline size_t AddressSpaceBytes() {
+  size_t pages = 0;
+  FILE *file = fopen("/proc/self/statm", "r");
+  HZ3_REQUIRE(file != nullptr && fscanf(file, "%zu", &pages) == 1);
+  fclose(file);
+  return pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
 // From now on every such call of this process fails with ENOMEM; with `bytes`, only those whose second argument, which is

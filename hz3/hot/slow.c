@@ -45,6 +45,14 @@ static size_t class_bytes(unsigned c) { return hz3_size_classes[c].bytes; }
 
 // ---- boxes by class ----
 
+// 0 for what is no small or medium block.
+static unsigned class_of(const void *pointer) {
+  intptr_t tag;
+  if (hz3_tag_find(pointer, &tag) && tag != 0) return (unsigned)((size_t)(tag > 0 ? tag : -tag) / sizeof(struct hz3_bin));
+  struct hz3_span *span = hz3_pages_span_of(pointer);  // it may lie outside the tag table's window
+  return span == NULL ? 0 : span->size_class;
+}
+
 static size_t fetch(unsigned c, void **out, size_t count, bool *is_clean) {
   bool is_small = c <= HZ3_SMALL_CLASS_LAST;
   if (is_small) *is_clean = false;
@@ -245,13 +253,6 @@ static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazi
 }
 
 // ---- ticks: what nobody needed for a while goes back ----
-
-static unsigned class_of(const void *pointer) {
-  intptr_t tag;
-  if (hz3_tag_find(pointer, &tag) && tag != 0) return (unsigned)((size_t)(tag > 0 ? tag : -tag) / sizeof(struct hz3_bin));
-  struct hz3_span *span = hz3_pages_span_of(pointer);  // it may lie outside the tag table's window
-  return span == NULL ? 0 : span->size_class;
-}
 
 // Takes the block that waits; NULL if none does. Its class is looked up, for if a fork cut its thread off, the tag beside it may
 // be another block's. One that has none was freed before, and its span went meanwhile.

@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <gtest/gtest.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -493,14 +492,6 @@ TEST_F(Large, RandomRunOnThreads) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their runtimes need address space of their own
-size_t AddressSpaceBytes() {
-  size_t pages = 0;
-  FILE *file = fopen("/proc/self/statm", "r");
-  HZ3_REQUIRE(file != nullptr && fscanf(file, "%zu", &pages) == 1);
-  fclose(file);
-  return pages * hz3_os_page_bytes();
-}
-
 [[noreturn]] void RunOutOfAddressSpace() {
   rlimit limit = {size_t{512} << 20, size_t{512} << 20};
   setrlimit(RLIMIT_AS, &limit);
@@ -585,10 +576,10 @@ TEST(LargeDeathTest, WhatCannotBePurgedStaysDirtyAndIsUsedAgain) {
   void *block = hz3_large_alloc(kBytes, 1, false);
   HZ3_REQUIRE(block != nullptr && hz3_large_free(block));
   hz3_large_trim(true);
-  const size_t before = AddressSpaceBytes();
+  const size_t before = hz3_test::AddressSpaceBytes();
   hz3_test::RefuseCall(SYS_mmap, kLeafBytes);
   HZ3_REQUIRE(hz3_large_alloc(2 * kBytes, 1, false) == nullptr);
-  HZ3_REQUIRE(Stats().mapped_bytes == 0 && AddressSpaceBytes() == before);
+  HZ3_REQUIRE(Stats().mapped_bytes == 0 && hz3_test::AddressSpaceBytes() == before);
   block = hz3_large_alloc(kBytes / 2, 1, false);  // where there was something before
   HZ3_REQUIRE(block != nullptr && hz3_large_free(block));
   _exit(0);

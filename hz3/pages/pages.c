@@ -128,19 +128,17 @@ static struct hz3_span *take_span_locked(unsigned size_class) {
   return span;
 }
 
-// A span that the kernel refused access to: free again, and closed as a whole, which asks for access once more than needed.
-static void put_back_closed(struct hz3_span *span) {
+// The slices of a span are free again; which of them are dirty, or closed, is for the caller to say before.
+static void put_span_back_locked(struct hz3_span *span) {
   struct hz3_chunk *chunk = span->chunk;
   uint64_t mask = slice_mask(span->first_slice, span->slices);
-  hz3_lock_acquire(&hz3_pages.lock);
-  hz3_tag_map_set_locked(hz3_pages_span_base(span), span->slices, 0);
+  HZ3_CHECK((chunk->free & mask) == 0);
+  hz3_tag_map_set_locked(hz3_pages_span_base(span), span->slices, 0);  // a stale pointer is foreign from here on
   chunk->free |= mask;
-  chunk->closed |= mask;
   hz3_pages.free_slices += span->slices;
   hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(chunk->dirty & mask));
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
-  hz3_lock_release(&hz3_pages.lock);
 }
 
 static struct hz3_span *take_span(unsigned size_class) {
@@ -150,10 +148,13 @@ static struct hz3_span *take_span(unsigned size_class) {
   return span;
 }
 
-// False if the kernel refuses.
+// False if the kernel refuses; the span is free again then.
 static bool open_span(struct hz3_span *span) {
   if (hz3_os_make_writable(hz3_pages_span_base(span), (size_t)span->slices * HZ3_SLICE_BYTES)) return true;
-  put_back_closed(span);
+  hz3_lock_acquire(&hz3_pages.lock);
+  span->chunk->closed |= slice_mask(span->first_slice, span->slices);  // asks for access once more than needed
+  put_span_back_locked(span);
+  hz3_lock_release(&hz3_pages.lock);
   return false;
 }
 
@@ -245,22 +246,13 @@ struct hz3_span *hz3_pages_alloc_span(unsigned size_class) {
 }
 
 void hz3_pages_free_span(struct hz3_span *span) {
-  struct hz3_chunk *chunk = span->chunk;
-  unsigned count = span->slices;
   unsigned size_class = span->size_class;
   HZ3_CHECK(size_class != 0);
   __atomic_store_n(&span->size_class, 0, __ATOMIC_RELAXED);
   if (HZ3_CHECKED) hz3_object_words_free(size_class, hz3_object_map_clear(hz3_pages_span_base(span), size_class));
-  uint64_t mask = slice_mask(span->first_slice, count);
   hz3_lock_acquire(&hz3_pages.lock);
-  HZ3_CHECK((chunk->free & mask) == 0);
-  hz3_tag_map_set_locked(hz3_pages_span_base(span), count, 0);  // a stale pointer is foreign from here on
-  chunk->free |= mask;
-  chunk->dirty |= mask;
-  hz3_pages.free_slices += count;
-  hz3_add_to_figure(&hz3_pages.dirty_slices, count);
-  hz3_chunk_note_dirty_locked(chunk);
-  hz3_chunk_relist_locked(chunk);
+  span->chunk->dirty |= slice_mask(span->first_slice, span->slices);
+  put_span_back_locked(span);
   size_t used = hz3_pages.chunks * HZ3_CHUNK_BYTES - hz3_pages.free_slices * HZ3_SLICE_BYTES;
   size_t limit = hz3_retention_limit(&hz3_pages.retention, used);
   bool over = hz3_pages.dirty_slices * HZ3_SLICE_BYTES > limit;

@@ -489,21 +489,13 @@ TEST(PagesDeathTest, ChunksThatCannotBeUnmappedAreUsedAgain) {
   _exit(0);
 }
 
-size_t AddressSpaceBytes() {
-  size_t pages = 0;
-  FILE *file = fopen("/proc/self/statm", "r");
-  HZ3_REQUIRE(file != nullptr && fscanf(file, "%zu", &pages) == 1);
-  fclose(file);
-  return pages * hz3_os_page_bytes();
-}
-
 // A chunk that no map can name would never be found again: neither the first nor a later one stays.
 [[noreturn]] void AllocWithoutPageMap() {
   const uint32_t kLeafBytes = 10 << 14;
-  size_t before = AddressSpaceBytes();
+  size_t before = hz3_test::AddressSpaceBytes();
   hz3_test::RefuseCall(SYS_mmap, kLeafBytes);
   for (int i = 0; i < 3; i++) HZ3_REQUIRE(hz3_pages_alloc_span(1) == nullptr);
-  HZ3_REQUIRE(Stats().mapped_bytes == 0 && AddressSpaceBytes() < before + HZ3_CHUNK_BYTES);
+  HZ3_REQUIRE(Stats().mapped_bytes == 0 && hz3_test::AddressSpaceBytes() < before + HZ3_CHUNK_BYTES);
   _exit(0);
 }
 

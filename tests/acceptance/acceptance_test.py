@@ -118,10 +118,7 @@ def main():
     finally:
         runner.end_descendants()
         shutil.rmtree(work, ignore_errors=True)
-    report.write_report("acceptance_test", rows)
-    counts = {outcome: sum(row[1] == outcome for row in rows) for outcome in ("passed", "failed", "skipped")}
-    print("%(skipped)d skipped\n%(passed)d passed, %(failed)d failed" % counts)
-    return 1 if counts["failed"] else 0
+    return report.finish("acceptance_test", rows)
 
 
 if __name__ == "__main__":

@@ -139,10 +139,7 @@ def main():
     rows = [run_case("%s, %s" % (kind, name), run)
             for kind, cases in (("overcommit_memory=2", overcommit_cases), ("cgroup of %d MiB" % GROUP_MIB, cgroup_cases))
             for name, run in cases(programs)]
-    report.write_report("machine_test", rows)
-    counts = {outcome: sum(row[1] == outcome for row in rows) for outcome in ("passed", "failed", "skipped")}
-    print("%(skipped)d skipped\n%(passed)d passed, %(failed)d failed" % counts)
-    return 1 if counts["failed"] else 0
+    return report.finish("machine_test", rows)
 
 
 if __name__ == "__main__":

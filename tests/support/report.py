@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # The report of a test whose cases are programs: what tools/stages.py counts.
 # Called by: acceptance_test.py, machine_test.py.
-"""Writes the XML that Bazel keeps of a test."""
+"""Counts the cases, and writes the XML that Bazel keeps of a test."""
 
 import os
 import xml.etree.ElementTree as ElementTree
 
 
-def write_report(suite_name, rows):
-    """Rows of (name, outcome, text, seconds), outcome one of passed, failed, skipped; to $XML_OUTPUT_FILE, if set."""
+def finish(suite_name, rows):
+    """Reports rows of (name, outcome, text, seconds), outcome one of passed, failed, skipped; returns the exit status."""
+    write_xml(suite_name, rows)
+    counts = {outcome: sum(row[1] == outcome for row in rows) for outcome in ("passed", "failed", "skipped")}
+    print("%(skipped)d skipped\n%(passed)d passed, %(failed)d failed" % counts)
+    return 1 if counts["failed"] else 0
+
+
+def write_xml(suite_name, rows):
+    """The rows to $XML_OUTPUT_FILE, if set."""
     if not os.environ.get("XML_OUTPUT_FILE"):
         return
     suite = ElementTree.Element("testsuite", name=suite_name, tests=str(len(rows)))
