@@ -58,7 +58,7 @@ static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) 
   hz3_ranges.live_blocks++;
   hz3_page_map_set_large(range->start, range);
   hz3_ranges.dirty_low_water = hz3_min(hz3_ranges.dirty_low_water, hz3_ranges.dirty_bytes);
-  if (range->was_purged && hz3_dirty_count_bytes(range->start, place) != place) hz3_retention_note_regret(&hz3_ranges.retention);
+  if (range->was_purged) hz3_retention_note_regret(&hz3_ranges.retention, place - hz3_dirty_count_bytes(range->start, place));
   return range;
 }
 
@@ -197,7 +197,7 @@ static bool purge_to(size_t keep_bytes) {
     bool may_split = hz3_ranges_reserve_descriptors(1);
     hz3_lock_acquire(&hz3_ranges.lock);
     struct hz3_range *range = take_oldest_locked(keep_bytes, may_split);
-    if (range != NULL && !any) hz3_retention_note_purge(&hz3_ranges.retention);
+    if (range != NULL) hz3_retention_note_purge(&hz3_ranges.retention, range->bytes);
     hz3_lock_release(&hz3_ranges.lock);
     if (range == NULL) return any;
     clean = range->bytes >= UNMAP_MIN_BYTES ? unmap_range(range) : purge_range(range);

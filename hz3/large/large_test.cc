@@ -344,7 +344,7 @@ TEST_F(Large, WantedAgainAfterPurgeRaisesTheLimit) {
   Free(Alloc(2 * HZ3_MIB));
   hz3_large_trim(false);
   Alloc(2 * HZ3_MIB);
-  EXPECT_EQ(hz3_ranges.retention.limit_bytes, std::min<size_t>(2 * HZ3_RETAIN_MIN_BYTES, HZ3_RETAIN_MAX_BYTES));
+  EXPECT_EQ(hz3_ranges.retention.limit_bytes, std::min<size_t>(HZ3_RETAIN_MIN_BYTES + 2 * HZ3_MIB, HZ3_RETAIN_MAX_BYTES));
 }
 
 TEST_F(Large, BigPurgedRangesLeaveTheAddressSpace) {

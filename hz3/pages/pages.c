@@ -23,11 +23,6 @@ enum { SINGLE_CHUNKS = 64, GUARDED_CHUNKS = 256 * 1024 };
 // chunks, whose huge pages need access to all of them.
 enum { ROOM_BEFORE_FIRST = 1024 * 1024 };
 
-// Chunks after these ask for huge pages. One costs about as much as 110 page faults, and by then 2,048 were taken: a heap
-// that stops right there pays a twentieth more, one that grows on takes a fourth of the time for its pages. Not before: a
-// small program would grow by 2 MiB at once (docs/decisions/0022).
-enum { SMALL_PAGE_CHUNKS = 2 };
-
 struct hz3_pages hz3_pages = {.lock = HZ3_LOCK_INIT(HZ3_RANK_PAGES), .retention = HZ3_RETENTION_INIT};
 
 // Start positions of free runs of at least `count` slices: bit i set when bits i .. i+count-1 are set in `mask`.
@@ -112,7 +107,8 @@ static struct hz3_span *take_span_locked(unsigned size_class) {
   hz3_pages.free_slices -= count;
   hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(dirty));
   hz3_pages.dirty_low_water = hz3_min(hz3_pages.dirty_low_water, hz3_pages.dirty_slices);
-  if ((chunk->purged & mask) != 0 && hz3_retention_note_regret(&hz3_pages.retention)) hz3_pages_set_giving_back(false);
+  size_t purged_bytes = (size_t)__builtin_popcountll(chunk->purged & mask) * HZ3_SLICE_BYTES;
+  if (hz3_retention_note_regret(&hz3_pages.retention, purged_bytes)) hz3_pages_set_giving_back(false);
   chunk->purged &= ~mask;
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
@@ -170,7 +166,7 @@ static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, bool is_clos
   if (chunk == NULL) return false;
   chunk->base = base;
   chunk->guard_bytes = (uint32_t)guard_bytes;
-  chunk->may_be_huge = chunk->is_huge = is_huge;
+  chunk->is_huge = is_huge;
   hz3_page_map_set_chunk(chunk);
   hz3_lock_acquire(&hz3_pages.lock);
   chunk->free = ~(uint64_t)0;
@@ -214,7 +210,7 @@ static bool grow(void) {
     if (base == NULL) continue;
     if (guard != 0) hz3_os_protect(base + bytes, guard);  // refused (too many maps): a page that nobody uses
     __atomic_store_n(&hz3_pages.last_base, base, __ATOMIC_RELAXED);
-    bool is_huge = chunks >= SMALL_PAGE_CHUNKS;
+    bool is_huge = chunks >= HZ3_SMALL_PAGE_CHUNKS;
     if (is_huge) hz3_os_advise_huge(base, bytes, true);
     size_t added = 0;
     for (bool more = true; more && added < wanted; added += more)
@@ -258,8 +254,8 @@ void hz3_pages_free_span(struct hz3_span *span) {
   bool over = hz3_pages.dirty_slices * HZ3_SLICE_BYTES > limit;
   if (over) hz3_pages_set_giving_back(true);
   hz3_lock_release(&hz3_pages.lock);
-  // Half of the limit stays, so that the next spans to go do not call the kernel one by one.
-  if (over) hz3_pages_purge_to(limit / 2);
+  // A quarter of the limit goes, so that the next spans to go do not call the kernel one by one.
+  if (over) hz3_pages_purge_to(limit / 4 * 3);
 }
 
 char *hz3_pages_span_base(const struct hz3_span *span) {

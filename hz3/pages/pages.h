@@ -49,19 +49,20 @@ bool hz3_page_map_reserve(const void *start, size_t bytes);
 // One bit per slice of the granule: memory may be non-zero. For the box that owns the granule, under its lock.
 uint16_t *hz3_page_map_dirty_mask(const void *pointer);
 
-// How much dirty free memory to keep: starts small, doubles when purged memory was wanted again within a second, and
+// How much dirty free memory to keep: starts small, grows by what was wanted again within a second after it was purged, and
 // halves after five seconds without.
 struct hz3_retention {
   size_t limit_bytes;
+  size_t recent_bytes;  // purged within a second of each other and not wanted again yet
   uint64_t last_purge_ms, last_regret_ms;
 };
-#define HZ3_RETENTION_INIT {HZ3_RETAIN_MIN_BYTES, 0, 0}
+#define HZ3_RETENTION_INIT {HZ3_RETAIN_MIN_BYTES, 0, 0, 0}
 // The bound now, for a source of which `used_bytes` are in use: what was learned, but beyond eight times the minimum no
 // more than is in use, so that what an oscillating load has taught does not outlive the load.
 size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes);
-void hz3_retention_note_purge(struct hz3_retention *retention);
-// Memory that was purged is handed out again. Whether too early.
-bool hz3_retention_note_regret(struct hz3_retention *retention);
+void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes);
+// Memory that was purged is handed out again. Whether any of it was purged too early.
+bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes);
 
 // Whether at the last tick, or since, there was more dirty free memory than needed, and none was purged too early since: a
 // hint, lock-free.

@@ -11,13 +11,17 @@
 enum { REGRET_MS = 1000 };
 // What an oscillating load has taught may outlive its last swing by this multiple of the minimum.
 enum { IDLE_FACTOR = 8 };
+// Among so many of the chunks that have been dirty longest, one with a free half is looked for.
+enum { HALF_TRIES = 16 };
 
 size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes) {
   return hz3_min(retention->limit_bytes, hz3_max(used_bytes, IDLE_FACTOR * HZ3_RETAIN_MIN_BYTES));
 }
 
-void hz3_retention_note_purge(struct hz3_retention *retention) {
+void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes) {
   uint64_t now = hz3_os_now_ms();
+  if (now - retention->last_purge_ms > REGRET_MS) retention->recent_bytes = 0;
+  retention->recent_bytes += bytes;
   retention->last_purge_ms = now;
   if (now - retention->last_regret_ms > 5 * REGRET_MS && retention->limit_bytes > HZ3_RETAIN_MIN_BYTES) {
     retention->limit_bytes = hz3_max(retention->limit_bytes / 2, HZ3_RETAIN_MIN_BYTES);
@@ -25,16 +29,18 @@ void hz3_retention_note_purge(struct hz3_retention *retention) {
   }
 }
 
-bool hz3_retention_note_regret(struct hz3_retention *retention) {
-  if (retention->last_purge_ms == 0) return false;
+bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes) {
+  if (bytes == 0 || retention->recent_bytes == 0) return false;
   uint64_t now = hz3_os_now_ms();
-  bool is_early = now - retention->last_purge_ms <= REGRET_MS;
-  if (is_early) {
-    retention->limit_bytes = hz3_min(retention->limit_bytes * 2, HZ3_RETAIN_MAX_BYTES);
-    retention->last_regret_ms = now;
+  if (now - retention->last_purge_ms > REGRET_MS) {
+    retention->recent_bytes = 0;
+    return false;
   }
-  retention->last_purge_ms = 0;  // one purge is regretted once
-  return is_early;
+  bytes = hz3_min(bytes, retention->recent_bytes);
+  retention->recent_bytes -= bytes;
+  retention->limit_bytes = hz3_min(retention->limit_bytes + bytes, HZ3_RETAIN_MAX_BYTES);
+  retention->last_regret_ms = now;
+  return true;
 }
 
 // Keeps the chunk on the dirty list exactly while it has dirty free slices; new ones go to the end.
@@ -71,16 +77,34 @@ static uint64_t purge_runs(struct hz3_chunk *chunk, uint64_t mask) {
   return purged;
 }
 
-// Purges the chunk that has been dirty longest. False if there is none. Lock held on entry and exit, not between.
-static bool purge_oldest_locked(void) {
+// The halves of the chunk, each a huge page, that are free as a whole.
+static uint64_t free_halves(const struct hz3_chunk *chunk) {
+  const uint64_t low = UINT32_MAX, high = ~low;
+  return ((chunk->free & low) == low ? low : 0) | ((chunk->free & high) == high ? high : 0);
+}
+
+// The chunk that has been dirty longest; rather one of which a half can go as a whole.
+static struct hz3_chunk *oldest_locked(void) {
   struct hz3_chunk *chunk = hz3_pages.dirty_first;
-  if (chunk == NULL) return false;
-  // The kernel makes huge pages afterwards, too, where they are asked for, and would fill what is purged between blocks
-  // again: a chunk asks for them until a part of it is purged, and anew when it is free as a whole. With the first part
-  // go the clean slices: a huge page that reached into them made them resident.
-  bool is_free = chunk->free == ~(uint64_t)0, advise = chunk->may_be_huge && chunk->is_huge != is_free;
-  if (advise) chunk->is_huge = is_free;
-  uint64_t dirty = chunk->free & chunk->dirty, mask = advise && !is_free ? chunk->free : dirty;
+  for (int tries = HALF_TRIES; chunk != NULL && tries > 0; chunk = chunk->dirty_next, tries--) {
+    if ((free_halves(chunk) & chunk->dirty) != 0) return chunk;
+  }
+  return hz3_pages.dirty_first;
+}
+
+// Purges one chunk; returns the slices that the kernel took. Lock held on entry and exit, not between.
+static unsigned purge_oldest_locked(void) {
+  struct hz3_chunk *chunk = oldest_locked();
+  if (chunk == NULL) return 0;
+  // Where huge pages are asked for, the kernel makes them afterwards, too, and would fill what is purged between blocks again.
+  // So only halves go as long as there are any. When another part has to go the chunk does without huge pages until it is
+  // free as a whole; with that part go the clean slices, which a huge page made resident.
+  uint64_t halves = free_halves(chunk);
+  bool is_free = chunk->free == ~(uint64_t)0, in_halves = (halves & chunk->dirty) != 0, was_huge = chunk->is_huge;
+  chunk->is_huge = is_free ? hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS : was_huge && in_halves;
+  bool advise = chunk->is_huge != was_huge, huge = chunk->is_huge;
+  uint64_t mask = (in_halves ? halves : chunk->free) & (was_huge ? ~(uint64_t)0 : chunk->dirty);
+  uint64_t dirty = mask & chunk->dirty;
   unsigned count = (unsigned)__builtin_popcountll(mask);
   chunk->free &= ~mask;
   hz3_pages.free_slices -= count;
@@ -88,7 +112,7 @@ static bool purge_oldest_locked(void) {
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
   hz3_lock_release(&hz3_pages.lock);
-  if (advise) hz3_os_advise_huge(chunk->base, HZ3_CHUNK_BYTES, is_free);
+  if (advise) hz3_os_advise_huge(chunk->base, HZ3_CHUNK_BYTES, huge);
   uint64_t purged = purge_runs(chunk, mask);
   hz3_lock_acquire(&hz3_pages.lock);
   chunk->purged |= purged & dirty;
@@ -99,13 +123,15 @@ static bool purge_oldest_locked(void) {
   hz3_pages.purges++;
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
-  return (purged & dirty) != 0;
+  return (unsigned)__builtin_popcountll(purged & dirty);
 }
 
 void hz3_pages_purge_to(size_t keep_bytes) {
   hz3_lock_acquire(&hz3_pages.lock);
-  hz3_retention_note_purge(&hz3_pages.retention);
-  while (hz3_pages.dirty_slices * HZ3_SLICE_BYTES > keep_bytes && purge_oldest_locked()) {
+  while (hz3_pages.dirty_slices * HZ3_SLICE_BYTES > keep_bytes) {
+    unsigned slices = purge_oldest_locked();
+    if (slices == 0) break;
+    hz3_retention_note_purge(&hz3_pages.retention, slices * HZ3_SLICE_BYTES);
   }
   hz3_lock_release(&hz3_pages.lock);
 }
@@ -114,7 +140,7 @@ void hz3_pages_purge_idle(void) {
   hz3_lock_acquire(&hz3_pages.lock);
   size_t keep = hz3_pages.dirty_slices - hz3_min(hz3_pages.dirty_low_water / 2, hz3_pages.dirty_slices);
   hz3_pages_set_giving_back(hz3_pages.dirty_slices > keep);
-  while (hz3_pages.dirty_slices > keep && purge_oldest_locked()) {
+  while (hz3_pages.dirty_slices > keep && purge_oldest_locked() != 0) {
   }
   hz3_pages.dirty_low_water = hz3_pages.dirty_slices;
   hz3_lock_release(&hz3_pages.lock);

@@ -116,25 +116,35 @@ size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *
   return got;
 }
 
-// A run of objects of one span that come back together.
-struct run {
-  struct hz3_span *span;
-  char *base;
-  uint64_t *words, word;  // word: of words[at], in a register, because every store to memory would wait for the last
-  size_t at, end;         // end: of the objects that were ever carved, as an offset
-  size_t first;           // index of the first object of the run
-};
-
-static struct run run_of(unsigned size_class, void **objects, size_t first) {
-  void *object = objects[first];
+static struct hz3_span *span_of(unsigned size_class, void *object) {
   struct hz3_span *span = hz3_pages_span_of(object);
   if (HZ3_UNLIKELY(span == NULL || span->size_class != size_class)) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
-  struct run run = {.span = span, .base = hz3_pages_span_base(span), .words = span->free_words, .first = first};
-  run.word = run.words[0];
-  run.end = span->carved * (size_t)hz3_size_classes[size_class].bytes;
-  if (HZ3_UNLIKELY((size_t)((char *)object - run.base) >= run.end))
-    hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, hz3_size_classes[size_class].bytes);
-  return run;
+  return span;
+}
+
+// Marks the objects from the start that are of the span as free; returns how many, at least one. The word being changed stays
+// in a register, because a load of it would wait for the store before.
+static size_t mark_run_locked(struct hz3_span *span, const struct hz3_size_class class, void *const *objects, size_t count) {
+  const char *base = hz3_pages_span_base(span);
+  uint64_t *words = span->free_words, word = words[0];
+  size_t carved = span->carved * (size_t)class.bytes, at = 0, i = 0;
+  for (; i < count; i++) {
+    size_t offset = (size_t)((const char *)objects[i] - base);
+    if (offset >= carved) break;  // seldom: neighbours in a magazine mostly are of one span
+    size_t index = offset * class.reciprocal >> HZ3_RECIPROCAL_BITS;
+    if (HZ3_UNLIKELY(index * class.bytes != offset)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, objects[i], class.bytes);
+    if (index / 64 != at) {
+      words[at] = word;
+      at = index / 64;
+      word = words[at];
+    }
+    uint64_t bit = (uint64_t)1 << (index % 64);
+    if (HZ3_UNLIKELY(word & bit)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, objects[i], class.bytes);
+    word |= bit;
+  }
+  if (HZ3_UNLIKELY(i == 0)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, objects[0], class.bytes);
+  words[at] = word;
+  return i;
 }
 
 // Spans that a release took off the lists, linked by next.
@@ -160,12 +170,10 @@ static void place_locked(struct hz3_span_store *store, struct hz3_span *span, st
   off->retired = span;
 }
 
-// At the end of a run; `next` is the index behind it.
-static void settle_locked(struct hz3_span_store *store, const struct run *run, size_t next, struct off_list *off) {
-  struct hz3_span *span = run->span;
-  run->words[run->at] = run->word;
+// After `count` objects of the span came back.
+static void settle_locked(struct hz3_span_store *store, struct hz3_span *span, size_t count, struct off_list *off) {
   uint32_t out_before = span->carved - span->free_count;
-  span->free_count += (uint32_t)(next - run->first);
+  span->free_count += (uint32_t)count;
   uint32_t out = span->carved - span->free_count, objects = hz3_size_classes[span->size_class].objects;
   bool has_crossed = (out <= HOLLOW_OBJECTS && out_before > HOLLOW_OBJECTS) || (out == 1 && out_before > 1);
   bool is_hollow = has_crossed && out > 0 && out * 4 <= objects;
@@ -217,30 +225,13 @@ static void purge_hollow(struct hz3_span_store *store, struct off_list *off) {
 }
 
 struct hz3_span *hz3_span_store_release(struct hz3_span_store *store, unsigned size_class, void **objects, size_t count) {
-  const struct hz3_size_class class = hz3_size_classes[size_class];
   struct off_list off = {NULL, NULL};
-  if (count == 0) return NULL;
   hz3_lock_acquire(&store->lock);
-  struct run run = run_of(size_class, objects, 0);
-  for (size_t i = 0; i < count; i++) {
-    size_t offset = (size_t)((char *)objects[i] - run.base);
-    if (offset >= run.end) {  // seldom: neighbours in a magazine mostly are of one span
-      settle_locked(store, &run, i, &off);
-      run = run_of(size_class, objects, i);
-      offset = (size_t)((char *)objects[i] - run.base);
-    }
-    size_t index = offset * class.reciprocal >> HZ3_RECIPROCAL_BITS;
-    if (HZ3_UNLIKELY(index * class.bytes != offset)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, objects[i], class.bytes);
-    if (index / 64 != run.at) {
-      run.words[run.at] = run.word;
-      run.at = index / 64;
-      run.word = run.words[run.at];
-    }
-    uint64_t bit = (uint64_t)1 << (index % 64);
-    if (HZ3_UNLIKELY(run.word & bit)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, objects[i], class.bytes);
-    run.word |= bit;
+  for (size_t i = 0, run; i < count; i += run) {
+    struct hz3_span *span = span_of(size_class, objects[i]);
+    run = mark_run_locked(span, hz3_size_classes[size_class], objects + i, count - i);
+    settle_locked(store, span, run, &off);
   }
-  settle_locked(store, &run, count, &off);
   hz3_take_from_figure(&store->live_objects, count);
   hz3_lock_release(&store->lock);
   purge_hollow(store, &off);
