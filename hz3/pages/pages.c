@@ -13,7 +13,7 @@
 #include "hz3/pages/pages_internal.h"
 
 // A bin is 32 bytes (asserted in hot/bin.h), so a class's tag is its bin's byte offset.
-enum { TAG_BYTES_PER_CLASS = 32, MAX_CHUNKS_PER_MAP = 16, ALIGNED_TRIES = 4 };
+enum { TAG_BYTES_PER_CLASS = 32, MAX_CHUNKS_PER_MAP = 16, FIT_TRIES = 4 };
 // The checked lane puts a page without access behind each mapping of chunks. Each guard takes two of the process's
 // mappings (65,530 by default), so only the first chunks are mapped one by one, and far out there are no guards.
 enum { SINGLE_CHUNKS = 64, GUARDED_CHUNKS = 256 * 1024 };
@@ -69,21 +69,20 @@ void hz3_chunk_relist_locked(struct hz3_chunk *chunk) {
   hz3_pages.run_bits |= (uint64_t)1 << (run - 1);
 }
 
-// First slice of an aligned free run in the chunk, dirty memory preferred (no page fault); -1 if none.
-static int find_run(const struct hz3_chunk *chunk, unsigned count, unsigned align) {
+// First slice of an aligned run in the chunk, -1 if none; dirty: of memory that costs no page fault.
+static int find_run(const struct hz3_chunk *chunk, unsigned count, unsigned align, bool dirty) {
   uint64_t aligned = ~(uint64_t)0;
   if (align > 1) aligned /= ((uint64_t)1 << align) - 1;  // bits 0, align, 2*align, ...
-  uint64_t starts = run_starts(chunk->free & chunk->dirty, count) & aligned;
-  if (starts == 0) starts = run_starts(chunk->free, count) & aligned;
+  uint64_t starts = run_starts(dirty ? chunk->free & chunk->dirty : chunk->free, count) & aligned;
   return starts == 0 ? -1 : __builtin_ctzll(starts);
 }
 
 // Tightest fit: the chunk with the shortest sufficient longest run, so that big runs stay whole.
-static struct hz3_chunk *find_chunk_locked(unsigned count, unsigned align, int *first) {
+static struct hz3_chunk *find_chunk_locked(unsigned count, unsigned align, bool dirty, int *first) {
   for (uint64_t bits = hz3_pages.run_bits & ~(((uint64_t)1 << (count - 1)) - 1); bits != 0; bits &= bits - 1) {
     struct hz3_chunk *chunk = hz3_pages.by_run[__builtin_ctzll(bits) + 1];
-    for (int tries = ALIGNED_TRIES; chunk != NULL && tries > 0; chunk = chunk->next, tries--) {
-      *first = find_run(chunk, count, align);
+    for (int tries = FIT_TRIES; chunk != NULL && tries > 0; chunk = chunk->next, tries--) {
+      *first = find_run(chunk, count, align, dirty);
       if (*first >= 0) return chunk;
     }
   }
@@ -97,7 +96,8 @@ bool hz3_pages_is_giving_back(void) { return __atomic_load_n(&hz3_pages.is_givin
 static struct hz3_span *take_span_locked(unsigned size_class) {
   unsigned count = hz3_size_classes[size_class].slices, align = hz3_size_classes[size_class].align_slices;
   int first = -1;
-  struct hz3_chunk *chunk = find_chunk_locked(count, align, &first);
+  struct hz3_chunk *chunk = hz3_pages.dirty_slices < count ? NULL : find_chunk_locked(count, align, true, &first);
+  if (chunk == NULL) chunk = find_chunk_locked(count, align, false, &first);
   if (chunk == NULL) return NULL;
   uint64_t mask = slice_mask((unsigned)first, count);
   uint64_t dirty = chunk->dirty & mask;

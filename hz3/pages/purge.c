@@ -139,7 +139,7 @@ void hz3_pages_purge_to(size_t keep_bytes) {
 void hz3_pages_purge_idle(void) {
   hz3_lock_acquire(&hz3_pages.lock);
   size_t keep = hz3_pages.dirty_slices - hz3_min(hz3_pages.dirty_low_water / 2, hz3_pages.dirty_slices);
-  hz3_pages_set_giving_back(hz3_pages.dirty_slices > keep);
+  if (hz3_pages.dirty_slices <= keep) hz3_pages_set_giving_back(false);
   while (hz3_pages.dirty_slices > keep && purge_oldest_locked() != 0) {
   }
   hz3_pages.dirty_low_water = hz3_pages.dirty_slices;
