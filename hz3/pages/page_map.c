@@ -63,9 +63,15 @@ void hz3_page_map_clear_chunk(struct hz3_chunk *chunk) {
   for (size_t at = 0; at < HZ3_CHUNK_BYTES; at += (size_t)1 << GRANULE_BITS) set_owner(chunk->base + at, 0);
 }
 
-struct hz3_chunk *hz3_page_map_chunk_of(const void *pointer) {
+struct hz3_span *hz3_pages_span_of(const void *pointer) {
   uintptr_t owner = owner_of(pointer);
-  return owner & LARGE_BIT ? NULL : (struct hz3_chunk *)owner;
+  if (owner == 0 || (owner & LARGE_BIT) != 0) return NULL;
+  struct hz3_chunk *chunk = (struct hz3_chunk *)owner;
+  size_t slice = (size_t)((const char *)pointer - chunk->base) / HZ3_SLICE_BYTES;
+  struct hz3_span *span = &chunk->spans[chunk->first_slice[slice]];
+  // A free slice still names the span it was part of last; that span may since have become shorter, or never have had it.
+  if (slice - span->first_slice >= span->slices) return NULL;
+  return __atomic_load_n(&span->size_class, __ATOMIC_RELAXED) == 0 ? NULL : span;
 }
 
 void *hz3_page_map_large_of(const void *pointer) {

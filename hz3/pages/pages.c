@@ -35,6 +35,10 @@ static uint64_t run_starts(uint64_t mask, unsigned count) {
   return mask;
 }
 
+static struct hz3_chunk *chunk_of(struct hz3_span *span) {
+  return (struct hz3_chunk *)((char *)(span - span->first_slice) - offsetof(struct hz3_chunk, spans));
+}
+
 static unsigned longest_run(uint64_t mask) {
   unsigned length = 0;
   for (; mask != 0; mask &= mask >> 1) length++;
@@ -113,23 +117,23 @@ static struct hz3_span *take_span_locked(unsigned size_class) {
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
   struct hz3_span *span = &chunk->spans[first];
-  span->chunk = chunk;
+  span->base = chunk->base + (size_t)first * HZ3_SLICE_BYTES;
   span->first_slice = (uint8_t)first;
   span->slices = (uint8_t)count;
   span->is_clean = dirty == 0;
   span->is_closed = closed != 0;
   for (unsigned i = 0; i < count; i++) chunk->first_slice[(unsigned)first + i] = (uint8_t)first;
   int tag = (int)size_class * TAG_BYTES_PER_CLASS;
-  hz3_tag_map_set_locked(hz3_pages_span_base(span), count, size_class <= HZ3_TABLE_CLASS_LAST ? tag : -tag);
+  hz3_tag_map_set_locked(span->base, count, size_class <= HZ3_TABLE_CLASS_LAST ? tag : -tag);
   return span;
 }
 
 // The slices of a span are free again; which of them are dirty, or closed, is for the caller to say before.
 static void put_span_back_locked(struct hz3_span *span) {
-  struct hz3_chunk *chunk = span->chunk;
+  struct hz3_chunk *chunk = chunk_of(span);
   uint64_t mask = slice_mask(span->first_slice, span->slices);
   HZ3_CHECK((chunk->free & mask) == 0);
-  hz3_tag_map_set_locked(hz3_pages_span_base(span), span->slices, 0);  // a stale pointer is foreign from here on
+  hz3_tag_map_set_locked(span->base, span->slices, 0);  // a stale pointer is foreign from here on
   chunk->free |= mask;
   hz3_pages.free_slices += span->slices;
   hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(chunk->dirty & mask));
@@ -146,9 +150,9 @@ static struct hz3_span *take_span(unsigned size_class) {
 
 // False if the kernel refuses; the span is free again then.
 static bool open_span(struct hz3_span *span) {
-  if (hz3_os_make_writable(hz3_pages_span_base(span), (size_t)span->slices * HZ3_SLICE_BYTES)) return true;
+  if (hz3_os_make_writable(span->base, (size_t)span->slices * HZ3_SLICE_BYTES)) return true;
   hz3_lock_acquire(&hz3_pages.lock);
-  span->chunk->closed |= slice_mask(span->first_slice, span->slices);  // asks for access once more than needed
+  chunk_of(span)->closed |= slice_mask(span->first_slice, span->slices);  // asks for access once more than needed
   put_span_back_locked(span);
   hz3_lock_release(&hz3_pages.lock);
   return false;
@@ -231,11 +235,11 @@ struct hz3_span *hz3_pages_alloc_span(unsigned size_class) {
     if (HZ3_CHECKED) hz3_object_words_free(size_class, words);
     return NULL;
   }
-  if (HZ3_CHECKED) hz3_object_map_set(hz3_pages_span_base(span), size_class, span->is_clean, words);
+  if (HZ3_CHECKED) hz3_object_map_set(span->base, size_class, span->is_clean, words);
   span->next = span->prev = NULL;
   span->free_words = NULL;
   span->free_word = 0;
-  span->free_count = span->carved = 0;
+  span->free_count = span->carved = span->settle_at = 0;
   span->list = 255;
   __atomic_store_n(&span->size_class, (uint16_t)size_class, __ATOMIC_RELEASE);
   return span;
@@ -245,9 +249,9 @@ void hz3_pages_free_span(struct hz3_span *span) {
   unsigned size_class = span->size_class;
   HZ3_CHECK(size_class != 0);
   __atomic_store_n(&span->size_class, 0, __ATOMIC_RELAXED);
-  if (HZ3_CHECKED) hz3_object_words_free(size_class, hz3_object_map_clear(hz3_pages_span_base(span), size_class));
+  if (HZ3_CHECKED) hz3_object_words_free(size_class, hz3_object_map_clear(span->base, size_class));
   hz3_lock_acquire(&hz3_pages.lock);
-  span->chunk->dirty |= slice_mask(span->first_slice, span->slices);
+  chunk_of(span)->dirty |= slice_mask(span->first_slice, span->slices);
   put_span_back_locked(span);
   size_t used = hz3_pages.chunks * HZ3_CHUNK_BYTES - hz3_pages.free_slices * HZ3_SLICE_BYTES;
   size_t limit = hz3_retention_limit(&hz3_pages.retention, used);
@@ -256,20 +260,6 @@ void hz3_pages_free_span(struct hz3_span *span) {
   hz3_lock_release(&hz3_pages.lock);
   // A quarter of the limit goes, so that the next spans to go do not call the kernel one by one.
   if (over) hz3_pages_purge_to(limit / 4 * 3);
-}
-
-char *hz3_pages_span_base(const struct hz3_span *span) {
-  return span->chunk->base + (size_t)span->first_slice * HZ3_SLICE_BYTES;
-}
-
-struct hz3_span *hz3_pages_span_of(const void *pointer) {
-  struct hz3_chunk *chunk = hz3_page_map_chunk_of(pointer);
-  if (chunk == NULL) return NULL;
-  size_t slice = (size_t)((const char *)pointer - chunk->base) / HZ3_SLICE_BYTES;
-  struct hz3_span *span = &chunk->spans[chunk->first_slice[slice]];
-  // A free slice still names the span it was part of last; that span may since have become shorter, or never have had it.
-  if (slice - span->first_slice >= span->slices) return NULL;
-  return __atomic_load_n(&span->size_class, __ATOMIC_RELAXED) == 0 ? NULL : span;
 }
 
 void hz3_pages_get_stats(struct hz3_pages_stats *stats) {

@@ -11,17 +11,16 @@
 
 HZ3_BEGIN_DECLS
 
-struct hz3_chunk;
-
 // A run of slices that holds objects of one class. The descriptor lives in the chunk's metadata, never beside objects.
-// All fields after `chunk` belong to the box that allocated the span, under that box's lock.
+// All fields after `base` belong to the box that allocated the span, under that box's lock.
 struct hz3_span {
   struct hz3_span *next, *prev;  // list of spans with room
-  struct hz3_chunk *chunk;
+  char *base;
   uint64_t *free_words;  // one bit per object that came back
   uint64_t free_word;    // where 64 bits are enough
   uint32_t free_count;  // bits set
   uint32_t carved;      // objects [0, carved) were handed out at least once, the rest is untouched memory
+  uint32_t settle_at;   // free_count from which on its list, or what becomes of it, is to be looked at
   uint16_t size_class;  // 0: not a span
   uint8_t first_slice, slices;
   uint8_t list;   // index of the list it is on, HZ3_SPAN_NO_LIST if on none
@@ -38,7 +37,6 @@ void hz3_pages_free_span(struct hz3_span *span);
 // The span that holds this address, NULL if it is not slice memory in use. Any pointer value. Lock-free; the answer is
 // stable as long as the caller owns an object of the span.
 struct hz3_span *hz3_pages_span_of(const void *pointer);
-char *hz3_pages_span_base(const struct hz3_span *span);
 
 // The page map: for each MiB of address space, who owns it. Chunks own whole granules; a large block is entered at the
 // granule of its start (large blocks are at least 1 MiB, or 1 MiB aligned, so starts never share a granule).

@@ -53,7 +53,6 @@ extern struct hz3_pages hz3_pages;
 // page_map.c
 void hz3_page_map_set_chunk(struct hz3_chunk *chunk);  // the range must be reserved
 void hz3_page_map_clear_chunk(struct hz3_chunk *chunk);
-struct hz3_chunk *hz3_page_map_chunk_of(const void *pointer);
 
 // tag_map.c
 void hz3_tag_map_cover(const char *start, size_t bytes);  // widens the window if possible; takes the lock itself

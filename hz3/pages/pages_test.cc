@@ -94,7 +94,7 @@ class Pages : public testing::Test {
 TEST_F(Pages, EveryClassGetsAnAlignedTaggedSpan) {
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
     hz3_span *span = Alloc(c);
-    char *base = hz3_pages_span_base(span);
+    char *base = span->base;
     EXPECT_EQ(reinterpret_cast<uintptr_t>(base) % (Class(c).align_slices * HZ3_SLICE_BYTES), 0u) << "class " << c;
     EXPECT_EQ(span->size_class, c);
     EXPECT_EQ(span->slices, Class(c).slices);
@@ -147,16 +147,16 @@ TEST_F(Pages, TheTightestChunkIsTaken) {
   for (hz3_span *&span : first) span = Alloc(kSixteenClass);
   for (hz3_span *&span : second) span = Alloc(kSixteenClass);
   ASSERT_EQ(Stats().chunks, 2u);
-  char *hole = hz3_pages_span_base(first[1]);
+  char *hole = first[1]->base;
   Free(first[1]);
   Free(second[2]);
   Free(second[3]);
-  EXPECT_EQ(hz3_pages_span_base(Alloc(kSixteenClass)), hole) << "the run of 32 slices should stay whole";
+  EXPECT_EQ(Alloc(kSixteenClass)->base, hole) << "the run of 32 slices should stay whole";
 }
 
 TEST_F(Pages, DirtyMemoryIsReusedFirst) {
   hz3_span *span = Alloc(kSliceClass);
-  char *base = hz3_pages_span_base(span);
+  char *base = span->base;
   EXPECT_TRUE(span->is_clean);
   hz3_span *keep = Alloc(kSliceClass);
   Free(keep);
@@ -165,13 +165,13 @@ TEST_F(Pages, DirtyMemoryIsReusedFirst) {
   EXPECT_FALSE(span->is_clean);
   hz3_span *next = Alloc(kSliceClass);
   EXPECT_FALSE(next->is_clean);
-  EXPECT_TRUE(hz3_pages_span_base(span) == base || hz3_pages_span_base(next) == base);
+  EXPECT_TRUE(span->base == base || next->base == base);
   EXPECT_TRUE(Alloc(kSliceClass)->is_clean);
 }
 
 TEST_F(Pages, TrimPurgesToZeroAndKeepsTheMapping) {
   hz3_span *span = Alloc(kSliceClass);
-  char *base = hz3_pages_span_base(span);
+  char *base = span->base;
   memset(base, 1, SpanBytes(span));
   Free(span);
   EXPECT_EQ(Stats().dirty_bytes, HZ3_SLICE_BYTES);
@@ -188,7 +188,7 @@ TEST_F(Pages, PurgeGivesResidentMemoryBack) {
   for (int i = 0; i < 12; i++) spans.push_back(Alloc(kSixteenClass));
   std::vector<char *> bases;
   for (hz3_span *span : spans) {
-    bases.push_back(hz3_pages_span_base(span));
+    bases.push_back(span->base);
     if (bases.size() == 1) {  // later ones may share a huge page with one before
       EXPECT_EQ(ResidentBytes(bases.back(), HZ3_MIB), 0u);
     }
@@ -199,7 +199,7 @@ TEST_F(Pages, PurgeGivesResidentMemoryBack) {
   spans.pop_back();
   for (hz3_span *span : spans) Free(span);
   hz3_pages_trim(false);
-  for (char *base : bases) EXPECT_EQ(ResidentBytes(base, HZ3_MIB), base == hz3_pages_span_base(kept) ? HZ3_MIB : 0u);
+  for (char *base : bases) EXPECT_EQ(ResidentBytes(base, HZ3_MIB), base == kept->base ? HZ3_MIB : 0u);
 }
 
 TEST_F(Pages, DirtyFreeMemoryIsPurgedBelowTheLimit) {
@@ -254,7 +254,7 @@ TEST_F(Pages, TicksGiveHalfOfWhatNobodyNeeded) {
 
 TEST_F(Pages, LockedMemoryStaysDirty) {
   hz3_span *span = Alloc(kSliceClass);
-  char *base = hz3_pages_span_base(span);
+  char *base = span->base;
   // By the system call: the sanitizers turn the function into nothing.
   if (syscall(SYS_mlock, base, HZ3_SLICE_BYTES) != 0) GTEST_SKIP() << "no memory may be locked here";
   memset(base, 1, HZ3_SLICE_BYTES);
@@ -269,9 +269,9 @@ TEST_F(Pages, TrimUnmapsFreeChunksOnly) {
   std::vector<hz3_span *> spans;
   for (int i = 0; i < 8; i++) spans.push_back(Alloc(kSixteenClass));
   ASSERT_EQ(Stats().chunks, 2u);
-  char *kept = hz3_pages_span_base(spans[0]), *gone = nullptr;
+  char *kept = spans[0]->base, *gone = nullptr;
   for (hz3_span *span : spans) {
-    char *base = hz3_pages_span_base(span);
+    char *base = span->base;
     if (hz3_round_down(reinterpret_cast<uintptr_t>(base), HZ3_CHUNK_BYTES) != hz3_round_down(reinterpret_cast<uintptr_t>(kept), HZ3_CHUNK_BYTES))
       gone = base;
   }
@@ -288,7 +288,7 @@ TEST_F(Pages, TrimUnmapsFreeChunksOnly) {
   EXPECT_EQ(Stats().mapped_bytes, 0u);
   EXPECT_EQ(Stats().free_bytes, 0u);
   EXPECT_EQ(Stats().dirty_bytes, 0u);
-  memset(hz3_pages_span_base(Alloc(kSixteenClass)), 1, HZ3_MIB);  // the descriptor is used again
+  memset(Alloc(kSixteenClass)->base, 1, HZ3_MIB);  // the descriptor is used again
 }
 
 TEST_F(Pages, KeepsErrno) {
@@ -307,7 +307,7 @@ TEST_F(Pages, RandomSpansNeverOverlap) {
     if (live.size() < 200 && (live.empty() || random() % 100 < 55)) {
       hz3_span *span = Alloc(1 + random() % (HZ3_CLASS_COUNT - 1));
       for (size_t at = 0; at < SpanBytes(span); at += HZ3_SLICE_BYTES) {
-        auto *cell = reinterpret_cast<uintptr_t *>(hz3_pages_span_base(span) + at);
+        auto *cell = reinterpret_cast<uintptr_t *>(span->base + at);
         ASSERT_EQ(*cell, 0u) << "the slice has an owner already";
         *cell = reinterpret_cast<uintptr_t>(span);
       }
@@ -316,7 +316,7 @@ TEST_F(Pages, RandomSpansNeverOverlap) {
       std::swap(live[random() % live.size()], live.back());
       hz3_span *span = live.back();
       for (size_t at = 0; at < SpanBytes(span); at += HZ3_SLICE_BYTES) {
-        auto *cell = reinterpret_cast<uintptr_t *>(hz3_pages_span_base(span) + at);
+        auto *cell = reinterpret_cast<uintptr_t *>(span->base + at);
         ASSERT_EQ(*cell, reinterpret_cast<uintptr_t>(span));
         *cell = 0;
       }
@@ -341,19 +341,19 @@ TEST_F(Pages, ThreadsNeverShareASpan) {
       for (int i = 0; i < kRounds; i++) {
         if (live.size() < 20 && random() % 2 == 0) {
           hz3_span *span = hz3_pages_alloc_span(1 + random() % (HZ3_CLASS_COUNT - 1));
-          auto *cell = reinterpret_cast<uint32_t *>(hz3_pages_span_base(span));
+          auto *cell = reinterpret_cast<uint32_t *>(span->base);
           if (__atomic_exchange_n(cell, 1u, __ATOMIC_RELAXED) != 0) doubled++;
           live.push_back(span);
         } else if (!live.empty()) {
           std::swap(live[random() % live.size()], live.back());
-          *reinterpret_cast<uint32_t *>(hz3_pages_span_base(live.back())) = 0;
+          *reinterpret_cast<uint32_t *>(live.back()->base) = 0;
           hz3_pages_free_span(live.back());
           live.pop_back();
         }
         if (i % 500 == 499) hz3_pages_trim(true);
       }
       for (hz3_span *span : live) {
-        *reinterpret_cast<uint32_t *>(hz3_pages_span_base(span)) = 0;
+        *reinterpret_cast<uint32_t *>(span->base) = 0;
         hz3_pages_free_span(span);
       }
     });
@@ -450,7 +450,7 @@ TEST(Retention, DecaysWithoutRegret) {
   hz3_span *last = nullptr;
   size_t spans = 0;
   for (hz3_span *span; (span = hz3_pages_alloc_span(kSixteenClass)) != nullptr; last = span, spans++) {
-    char *base = hz3_pages_span_base(span);
+    char *base = span->base;
     works = works && hz3_pages_span_of(base + HZ3_MIB - 1) == span && TagOf(base) == -intptr_t{kSixteenClass} * kTagPerClass;
   }
   works = works && spans >= 900;  // of 1024: next to nothing is reserved
@@ -471,7 +471,7 @@ TEST(PagesDeathTest, WorkUntilAddressSpaceEnds) {
   std::vector<hz3_span *> spans;
   for (int i = 0; i < 8; i++) {
     spans.push_back(hz3_pages_alloc_span(kSixteenClass));
-    memset(hz3_pages_span_base(spans[i]), 1, HZ3_MIB);
+    memset(spans[i]->base, 1, HZ3_MIB);
   }
   for (hz3_span *span : spans) hz3_pages_free_span(span);
   size_t mapped = Stats().mapped_bytes;
@@ -481,7 +481,7 @@ TEST(PagesDeathTest, WorkUntilAddressSpaceEnds) {
   // All of it can be had again, clean, and is found again.
   for (size_t i = 0; i < spans.size(); i++) {
     hz3_span *span = hz3_pages_alloc_span(kSixteenClass);
-    char *base = hz3_pages_span_base(span);
+    char *base = span->base;
     HZ3_REQUIRE(IsZero(base, HZ3_MIB) && hz3_pages_span_of(base) == span && TagOf(base) == -intptr_t{kSixteenClass} * kTagPerClass);
   }
   HZ3_REQUIRE(Stats().mapped_bytes == mapped);
@@ -523,7 +523,7 @@ TEST(PagesDeathTest, WithoutAPageMapThereIsNoChunk) {
 // Slices of the first chunk get access when they are used. Where the kernel refuses that, they stay free.
 [[noreturn]] void AllocWithoutAccess() {
   hz3_span *span = hz3_pages_alloc_span(1);
-  char *base = hz3_pages_span_base(span), *next = base + HZ3_SLICE_BYTES;
+  char *base = span->base, *next = base + HZ3_SLICE_BYTES;
   memset(base, 1, HZ3_SLICE_BYTES);
   hz3_pages_stats before = Stats();
   hz3_test::RefuseCall(SYS_mprotect);
@@ -551,7 +551,7 @@ TEST(PagesDeathTest, MapsSayWhenTheyHaveNoMemory) { EXPECT_EXIT(ReserveWithoutMe
 [[noreturn]] void WidenTheWindow() {
   // A chunk far from the first one: the window must widen and keep the tags it has.
   hz3_span *first = hz3_pages_alloc_span(1);
-  char *base = hz3_pages_span_base(first);
+  char *base = first->base;
   const struct hz3_tag_map *before = hz3_tag_map;
   char *far = base - (size_t{1} << 40);
   hz3_tag_map_cover(far, HZ3_CHUNK_BYTES);

@@ -79,7 +79,7 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
     std::string size = " in a block of " + std::to_string(bytes_) + " bytes";
     return std::string("^hz3: fatal: ") + what + ": pointer 0x[0-9a-f]+" + (has_size ? size : "") + "\n$";
   }
-  char *BaseOf(void *object) const { return hz3_pages_span_base(hz3_pages_span_of(object)); }
+  char *BaseOf(void *object) const { return hz3_pages_span_of(object)->base; }
 
   // More dirty slices than may stay. Address space only: nothing is touched. Another thread may end it at once by using
   // a slice that was purged.
@@ -112,7 +112,7 @@ TEST_P(SpanBoxTest, ObjectsAreApartAlignedAndInTaggedSpans) {
     ASSERT_EQ(TagOf(object), (c_ <= HZ3_TABLE_CLASS_LAST ? intptr_t{c_} : -intptr_t{c_}) * 32);
     hz3_span *span = hz3_pages_span_of(object);
     ASSERT_EQ(span->size_class, c_);
-    ASSERT_EQ((static_cast<char *>(object) - hz3_pages_span_base(span)) % static_cast<ptrdiff_t>(bytes_), 0);
+    ASSERT_EQ((static_cast<char *>(object) - span->base) % static_cast<ptrdiff_t>(bytes_), 0);
     ASSERT_EQ(hz3_pages_span_of(static_cast<char *>(object) + bytes_ - 1), span);
   }
   std::sort(objects.begin(), objects.end());

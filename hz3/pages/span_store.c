@@ -24,11 +24,20 @@ static void unlink_locked(struct hz3_span_store *store, struct hz3_span *span) {
   span->list = HZ3_SPAN_NO_LIST;
 }
 
+// The free count at which a span with `room` is to be looked at again: when the next list is due, or when it is hollow, and then
+// with each object that comes back.
+static uint32_t next_settle(const struct hz3_span *span, size_t room, size_t objects) {
+  size_t next_room = room * 4 < objects ? (objects + 3) / 4 : room * 2 < objects ? (objects + 1) / 2 : SIZE_MAX / 2;
+  size_t next = hz3_min(span->free_count + (next_room - room), span->carved - hz3_min(span->carved, HOLLOW_OBJECTS));
+  return (uint32_t)hz3_max(next, span->free_count + 1);
+}
+
 // Puts the span where its room says, after the room changed.
 static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   if (span->list == HZ3_SPAN_PURGING) return;
   size_t room = room_of(span), objects = hz3_size_classes[span->size_class].objects;
   uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects));
+  span->settle_at = room == 0 ? 0 : next_settle(span, room, objects);
   if (list == span->list) return;
   unlink_locked(store, span);
   if (list == HZ3_SPAN_NO_LIST) return;
@@ -48,7 +57,7 @@ static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
 
 // Takes up to `count` returned objects out of the bitmap.
 static size_t take_returned(struct hz3_span *span, void **out, size_t count) {
-  char *base = hz3_pages_span_base(span);
+  char *base = span->base;
   size_t bytes = hz3_size_classes[span->size_class].bytes;
   size_t wanted = hz3_min(count, span->free_count), left = wanted;
   for (size_t w = 0; left > 0; w++) {
@@ -66,7 +75,7 @@ static size_t take_returned(struct hz3_span *span, void **out, size_t count) {
 // (docs/decisions/0012).
 static void carve(struct hz3_span *span, void **out, size_t count) {
   size_t bytes = hz3_size_classes[span->size_class].bytes, per_line = (HZ3_CACHE_LINE + bytes - 1) / bytes;
-  char *at = hz3_pages_span_base(span) + span->carved * bytes;
+  char *at = span->base + span->carved * bytes;
   span->carved += (uint32_t)count;
   for (size_t left = count; left > 0;) {
     size_t window = hz3_min(left, CARVE_WINDOW);
@@ -125,20 +134,20 @@ static struct hz3_span *span_of(unsigned size_class, void *object) {
 // Marks the objects from the start that are of the span as free; returns how many, at least one. The word being changed stays
 // in a register, because a load of it would wait for the store before.
 static size_t mark_run_locked(struct hz3_span *span, const struct hz3_size_class class, void *const *objects, size_t count) {
-  const char *base = hz3_pages_span_base(span);
-  uint64_t *words = span->free_words, word = words[0];
-  size_t carved = span->carved * (size_t)class.bytes, at = 0, i = 0;
+  const char *base = span->base;
+  uint64_t *words = span->free_words, word = 0;
+  size_t carved = span->carved * (size_t)class.bytes, at = SIZE_MAX, i = 0;
   for (; i < count; i++) {
     size_t offset = (size_t)((const char *)objects[i] - base);
-    if (offset >= carved) break;  // seldom: neighbours in a magazine mostly are of one span
+    if (offset >= carved) break;  // of another span
     size_t index = offset * class.reciprocal >> HZ3_RECIPROCAL_BITS;
     if (HZ3_UNLIKELY(index * class.bytes != offset)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, objects[i], class.bytes);
     if (index / 64 != at) {
-      words[at] = word;
+      if (at != SIZE_MAX) words[at] = word;
       at = index / 64;
       word = words[at];
     }
-    uint64_t bit = (uint64_t)1 << (index % 64);
+    uint64_t bit = (uint64_t)1 << index % 64;
     if (HZ3_UNLIKELY(word & bit)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, objects[i], class.bytes);
     word |= bit;
   }
@@ -170,11 +179,10 @@ static void place_locked(struct hz3_span_store *store, struct hz3_span *span, st
   off->retired = span;
 }
 
-// After `count` objects of the span came back.
-static void settle_locked(struct hz3_span_store *store, struct hz3_span *span, size_t count, struct off_list *off) {
-  uint32_t out_before = span->carved - span->free_count;
-  span->free_count += (uint32_t)count;
-  uint32_t out = span->carved - span->free_count, objects = hz3_size_classes[span->size_class].objects;
+// After `count` objects of the span came back, where that is not the end of it.
+static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_span *span, size_t count, struct off_list *off) {
+  uint32_t out = span->carved - span->free_count, out_before = out + (uint32_t)count;
+  uint32_t objects = hz3_size_classes[span->size_class].objects;
   bool has_crossed = (out <= HOLLOW_OBJECTS && out_before > HOLLOW_OBJECTS) || (out == 1 && out_before > 1);
   bool is_hollow = has_crossed && out > 0 && out * 4 <= objects;
   if (HZ3_CHECKED || !is_hollow || span->list == HZ3_SPAN_PURGING || !hz3_pages_is_giving_back() || !is_shrinking(store, objects)) {
@@ -211,7 +219,7 @@ static void purge_hollow(struct hz3_span_store *store, struct off_list *off) {
     hz3_lock_acquire(&store->lock);
     size_t count = objects_out_locked(span, out), bytes = hz3_size_classes[span->size_class].bytes;
     hz3_lock_release(&store->lock);
-    char *base = hz3_pages_span_base(span), *at = base;
+    char *base = span->base, *at = base;
     for (size_t i = 0; i < count; i++) {
       purge_between(at, base + out[i] * bytes);
       at = base + (out[i] + 1) * bytes;
@@ -230,7 +238,8 @@ struct hz3_span *hz3_span_store_release(struct hz3_span_store *store, unsigned s
   for (size_t i = 0, run; i < count; i += run) {
     struct hz3_span *span = span_of(size_class, objects[i]);
     run = mark_run_locked(span, hz3_size_classes[size_class], objects + i, count - i);
-    settle_locked(store, span, run, &off);
+    span->free_count += (uint32_t)run;
+    if (span->free_count >= span->settle_at) settle_locked(store, span, run, &off);
   }
   hz3_take_from_figure(&store->live_objects, count);
   hz3_lock_release(&store->lock);
