@@ -22,6 +22,7 @@
 #include "hz3/base/size_class.h"
 #include "hz3/config.h"
 #include "hz3/pages/pages.h"
+#include "hz3/pages/span_store.h"
 #include "hz3/pages/tag_map.h"
 
 struct SpanBox {
@@ -118,6 +119,24 @@ TEST_P(SpanBoxTest, ObjectsAreApartAlignedAndInTaggedSpans) {
   std::sort(objects.begin(), objects.end());
   for (size_t i = 1; i < objects.size(); i++)
     ASSERT_LE(static_cast<char *>(objects[i - 1]) + bytes_, static_cast<char *>(objects[i]));
+}
+
+// Lists are only looked at where they may change: after any release, in any order and portion, they are right.
+TEST_P(SpanBoxTest, SpansAreOnTheListOfTheirRoom) {
+  std::vector<void *> objects = Fetch(3 * per_span_ + per_span_ / 2);
+  std::mt19937 random(c_);
+  std::shuffle(objects.begin(), objects.end(), random);
+  while (!objects.empty()) {
+    for (void *object : objects) {
+      hz3_span *span = hz3_pages_span_of(object);
+      size_t room = span->free_count + per_span_ - span->carved;
+      size_t list = room == 0 ? size_t{HZ3_SPAN_NO_LIST} : size_t{room * 4 >= per_span_} + size_t{room * 2 >= per_span_};
+      ASSERT_EQ(size_t{span->list}, list) << room << " of " << per_span_;
+    }
+    size_t portion = std::min<size_t>(objects.size(), 1 + random() % (1 + per_span_ / 8));
+    Release({objects.end() - static_cast<ptrdiff_t>(portion), objects.end()});
+    objects.resize(objects.size() - portion);
+  }
 }
 
 TEST_P(SpanBoxTest, FreshObjectsComeLowestLast) {
