@@ -25,10 +25,9 @@ unsigned hz3_size_class_of(size_t bytes) {
   return bytes == 0 ? 1 : (unsigned)((bytes + 15) / 16);
 }
 
+// Every class that is the smallest for some multiple of 2^k, k <= 16, is a multiple of 2^k itself (checked by size_class_test).
 unsigned hz3_size_class_of_aligned(size_t bytes, size_t align) {
   if (bytes > HZ3_MEDIUM_MAX || align > HZ3_MEDIUM_MAX) return 0;
-  if (align > HZ3_SLICE_BYTES) return hz3_size_class_of(hz3_ceil_power_of_two(hz3_max(bytes, align)));
-  unsigned size_class = hz3_size_class_of(bytes);
-  while ((hz3_size_classes[size_class].bytes & (align - 1)) != 0) size_class++;  // the last class fits every such alignment
-  return size_class;
+  bytes = hz3_max(bytes, align);
+  return hz3_size_class_of(align > HZ3_SLICE_BYTES ? hz3_ceil_power_of_two(bytes) : hz3_round_up(bytes, align));
 }

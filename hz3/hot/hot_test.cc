@@ -275,6 +275,20 @@ TEST_F(Hot, ReallocKeepsContents) {
   }
 }
 
+// A block that grows byte by byte is copied once for each quarter that it has grown by.
+TEST_F(Hot, ReallocInSmallStepsSeldomMoves) {
+  char *block = static_cast<char *>(hz3_malloc(1));
+  int moves = 0;
+  for (size_t bytes = 2; bytes <= 64 * 1024; bytes++) {
+    char *grown = static_cast<char *>(hz3_realloc(block, bytes));
+    ASSERT_NE(grown, nullptr);
+    moves += grown != block;
+    block = grown;
+  }
+  EXPECT_LE(moves, 30);  // 16, 32, 48, 64 bytes, and at least by a quarter each from there on
+  hz3_free(block);
+}
+
 TEST_F(Hot, ReallocWithinTheClassStaysInPlace) {
   void *block = hz3_malloc(1000);
   EXPECT_EQ(hz3_realloc(block, hz3_usable_size(block)), block);

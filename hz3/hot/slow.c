@@ -481,6 +481,8 @@ void *hz3_calloc(size_t bytes) {
 
 void *hz3_aligned_alloc(size_t align, size_t bytes) {
   if (align <= 16) return hz3_malloc(bytes);
+  // As hz3_size_class_of_aligned does, with the table of the fast path.
+  if (bytes <= HZ3_TABLE_MAX && align <= HZ3_TABLE_MAX) return hz3_malloc(hz3_round_up(hz3_max(bytes, align), align));
   unsigned c = hz3_size_class_of_aligned(bytes, align);
   if (c == 0) return alloc(0, bytes, align, false);
   return alloc_from_bin(c, class_bytes(c), align);
@@ -628,7 +630,8 @@ void *hz3_realloc(void *pointer, size_t bytes) {
   size_t old_bytes = class_bytes(c);
   // In place unless the block grows out of its class or would waste more than half of it.
   if (bytes <= old_bytes && (bytes > old_bytes / 2 || old_bytes <= 64)) return pointer;
-  void *fresh = move(pointer, old_bytes, bytes);
+  // What has grown once is likely to grow on.
+  void *fresh = move(pointer, old_bytes, bytes <= old_bytes ? bytes : hz3_max(bytes, old_bytes + old_bytes / 4));
   if (fresh == NULL && bytes <= old_bytes) return pointer;
   return fresh;
 }
