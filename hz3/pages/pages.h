@@ -21,6 +21,7 @@ struct hz3_span {
   uint32_t free_count;  // bits set
   uint32_t carved;      // objects [0, carved) were handed out at least once, the rest is untouched memory
   uint32_t settle_at;   // free_count from which on its list, or what becomes of it, is to be looked at
+  uint32_t purged_ms;   // when the pages between its objects were purged; 0 if they were not, or are in use again
   uint16_t size_class;  // 0: not a span
   uint8_t first_slice, slices;
   uint8_t list;   // index of the list it is on, HZ3_SPAN_NO_LIST if on none
@@ -65,6 +66,9 @@ bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes);
 // Whether at the last tick, or since, there was more dirty free memory than needed, and none was purged too early since: a
 // hint, lock-free.
 bool hz3_pages_is_giving_back(void);
+// Objects of a span are handed out again of which pages were purged at that time; if that was too early, nothing is given back
+// by ticks for a second.
+void hz3_pages_note_hollow_use(uint32_t purged_ms);
 // For the tick: gives back half of the dirty free memory that nobody needed since the last call.
 void hz3_pages_purge_idle(void);
 // Gives every free slice back to the kernel; with `unmap`, wholly free chunks leave the address space too.

@@ -45,6 +45,7 @@ struct hz3_pages {
   size_t chunks, free_slices, dirty_slices, purges;
   bool has_had_first;      // a chunk was mapped, whatever became of it; atomic
   bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
+  uint64_t hollow_regret_ms;  // when a span was last used again too early; atomic
   size_t dirty_low_water;  // fewest dirty free slices since the last tick
   char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps
 };

@@ -236,6 +236,26 @@ TEST_F(Pages, HalvesOfChunksGoFirst) {
   EXPECT_EQ(Stats().dirty_bytes, 0u);
 }
 
+// A span that is used again right after its pages were purged says that ticks came too early for all of them.
+TEST_F(Pages, TicksSpareHollowSpansForASecondAfterEarlyUse) {
+  auto gives_back = [this] {
+    std::vector<hz3_span *> spans;
+    for (int i = 0; i < HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
+    for (hz3_span *span : spans) Free(span);
+    hz3_pages_purge_idle();  // from here on nobody needs them
+    hz3_pages_purge_idle();
+    return hz3_pages_is_giving_back();
+  };
+  EXPECT_TRUE(gives_back());
+  const auto now = static_cast<uint32_t>(hz3_os_now_ms());
+  hz3_pages_note_hollow_use(now - 2000);
+  EXPECT_TRUE(gives_back()) << "that was not early";
+  hz3_pages_note_hollow_use(now);
+  EXPECT_FALSE(gives_back());
+  hz3_pages.hollow_regret_ms -= 1001;
+  EXPECT_TRUE(gives_back());
+}
+
 TEST_F(Pages, TicksGiveHalfOfWhatNobodyNeeded) {
   hz3_pages_purge_idle();
   hz3_span *first = Alloc(kSliceClass), *second = Alloc(kSliceClass);

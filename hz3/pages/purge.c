@@ -126,6 +126,11 @@ static unsigned purge_oldest_locked(void) {
   return (unsigned)__builtin_popcountll(purged & dirty);
 }
 
+void hz3_pages_note_hollow_use(uint32_t purged_ms) {
+  uint64_t now = hz3_os_now_ms();
+  if ((uint32_t)now - purged_ms <= REGRET_MS) __atomic_store_n(&hz3_pages.hollow_regret_ms, now, __ATOMIC_RELAXED);
+}
+
 void hz3_pages_purge_to(size_t keep_bytes) {
   hz3_lock_acquire(&hz3_pages.lock);
   while (hz3_pages.dirty_slices * HZ3_SLICE_BYTES > keep_bytes) {
@@ -139,7 +144,8 @@ void hz3_pages_purge_to(size_t keep_bytes) {
 void hz3_pages_purge_idle(void) {
   hz3_lock_acquire(&hz3_pages.lock);
   size_t keep = hz3_pages.dirty_slices - hz3_min(hz3_pages.dirty_low_water / 2, hz3_pages.dirty_slices);
-  if (hz3_pages.dirty_slices <= keep) hz3_pages_set_giving_back(false);
+  bool is_early = hz3_os_now_ms() - __atomic_load_n(&hz3_pages.hollow_regret_ms, __ATOMIC_RELAXED) <= REGRET_MS;
+  hz3_pages_set_giving_back(hz3_pages.dirty_slices > keep && !is_early);
   while (hz3_pages.dirty_slices > keep && purge_oldest_locked() != 0) {
   }
   hz3_pages.dirty_low_water = hz3_pages.dirty_slices;

@@ -248,6 +248,8 @@ TEST_P(SpanBoxTest, HollowSpansGiveTheirPagesBack) {
   }
   EXPECT_EQ(Fetch(kSpans * (per_span_ - 1)).size(), objects.size()) << "their objects are served again";
   EXPECT_EQ(kBox.spans(c_), kSpans);
+  hz3_pages_purge_idle();
+  EXPECT_FALSE(hz3_pages_is_giving_back()) << "that was early";
 }
 
 TEST_P(SpanBoxTest, ThreadsGetEveryObjectOnce) {

@@ -87,6 +87,10 @@ static void carve(struct hz3_span *span, void **out, size_t count) {
 }
 
 static size_t take_from(struct hz3_span *span, void **out, size_t count, bool *is_clean) {
+  if (HZ3_UNLIKELY(span->purged_ms != 0)) {
+    hz3_pages_note_hollow_use(span->purged_ms);
+    span->purged_ms = 0;
+  }
   size_t taken = span->free_count == 0 ? 0 : take_returned(span, out, count);
   size_t fresh = hz3_min(count - taken, hz3_size_classes[span->size_class].objects - span->carved);
   carve(span, out + taken, fresh);
@@ -226,6 +230,7 @@ static void purge_hollow(struct hz3_span_store *store, struct off_list *off) {
     }
     purge_between(at, base + span->slices * HZ3_SLICE_BYTES);
     hz3_lock_acquire(&store->lock);
+    span->purged_ms = (uint32_t)hz3_max((uint32_t)hz3_os_now_ms(), 1);
     span->list = HZ3_SPAN_NO_LIST;
     place_locked(store, span, off);
     hz3_lock_release(&store->lock);
