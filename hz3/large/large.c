@@ -274,12 +274,13 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   struct hz3_range *range = range_of(pointer);
   *old_bytes = range == NULL ? 0 : range->usable_bytes;
   if (range == NULL || bytes > PTRDIFF_MAX) return false;
-  size_t usable = page_round(hz3_max(bytes, 1)), place = placement_bytes(usable);
-  bool fits = usable <= range->bytes, shrinks = place < range->bytes / 2;
-  if (fits && !shrinks) {
+  size_t usable = page_round(hz3_max(bytes, 1));
+  bool fits = usable <= range->bytes;
+  if (fits && (usable > range->bytes / 2 || placement_bytes(usable) >= range->bytes / 2)) {
     set_usable(range, usable);
     return true;
   }
+  size_t place = placement_bytes(usable);
   if (!hz3_ranges_reserve_descriptors(1)) return false;
   hz3_lock_acquire(&hz3_ranges.lock);
   if (!fits) fits = extend_locked(range, place);
