@@ -14,7 +14,7 @@
 // HZ3_HEAP_BYTES: bytes a thread may keep in spare magazines before it shares them through the depot; half as many by which
 //   the magazines of busy classes may grow.
 // HZ3_DEPOT_BYTES: bytes of one class that the depot may keep at most; below it, a quarter of what is out of its spans.
-// HZ3_COOL_BYTES: bytes pushed to the depot after a magazine before another CPU gets it: twice a typical second-level cache.
+// HZ3_COOL_BYTES: bytes pushed to the depot after a magazine before another CPU gets it: a typical second-level cache.
 //   Threads that only free may leave twice as many there.
 // HZ3_RETAIN_MIN_BYTES / HZ3_RETAIN_MAX_BYTES: dirty free memory kept from the kernel, per source (slices, large ranges).
 //   The bound starts at the minimum and grows by what was wanted again within a second after it was purged.
@@ -29,7 +29,7 @@
 #define HZ3_LANE_MAGAZINE_BYTES (64 * 1024)
 #define HZ3_LANE_HEAP_BYTES (1024 * 1024)
 #define HZ3_LANE_DEPOT_BYTES (16 * 1024 * 1024)
-#define HZ3_LANE_COOL_BYTES (2 * 1024 * 1024)
+#define HZ3_LANE_COOL_BYTES (1024 * 1024)
 #define HZ3_LANE_RETAIN_MIN_BYTES (8 * 1024 * 1024)
 #define HZ3_LANE_RETAIN_MAX_BYTES (256 * 1024 * 1024)
 #define HZ3_LANE_TICK_MS 100
@@ -68,7 +68,7 @@
 #define HZ3_LANE_MAGAZINE_BYTES (64 * 1024)
 #define HZ3_LANE_HEAP_BYTES (1024 * 1024)
 #define HZ3_LANE_DEPOT_BYTES (16 * 1024 * 1024)
-#define HZ3_LANE_COOL_BYTES (2 * 1024 * 1024)
+#define HZ3_LANE_COOL_BYTES (1024 * 1024)
 #define HZ3_LANE_RETAIN_MIN_BYTES (8 * 1024 * 1024)
 #define HZ3_LANE_RETAIN_MAX_BYTES (512 * 1024 * 1024)
 #define HZ3_LANE_TICK_MS 100
