@@ -737,6 +737,23 @@ TEST_F(HotDeathTest, NullWhenAddressSpaceIsUsedUpAndBackAfterwards) {
   EXPECT_EXIT(RunOutOfAddressSpace(), testing::ExitedWithCode(0), "");
 }
 
+// The room that realloc leaves is a wish: where there is memory for the block alone, it grows.
+[[noreturn]] void GrowWhereThereIsJustEnough() {
+  const size_t kFull = hz3_size_classes[HZ3_CLASS_COUNT - 2].bytes;  // a quarter more would be a large block
+  char *block = static_cast<char *>(hz3_malloc(kFull));
+  HZ3_REQUIRE(block != nullptr);
+  memset(block, 3, kFull);
+  hz3_test::RefuseCall(SYS_mmap);
+  block = static_cast<char *>(hz3_realloc(block, kFull + 1));
+  HZ3_REQUIRE(block != nullptr && IsFilled(block, kFull, 3));
+  hz3_free(block);
+  _exit(0);
+}
+
+TEST_F(HotDeathTest, ReallocGrowsWithoutRoomToGrowOn) {
+  EXPECT_EXIT(GrowWhereThereIsJustEnough(), testing::ExitedWithCode(0), "");
+}
+
 // Magazines need memory too. Without any, what does not fit a bin goes straight to the spans: nothing is lost.
 [[noreturn]] void FreeWithoutMagazines() {
   const size_t kCount = 400000;

@@ -630,10 +630,11 @@ void *hz3_realloc(void *pointer, size_t bytes) {
   size_t old_bytes = class_bytes(c);
   // In place unless the block grows out of its class or would waste more than half of it.
   if (bytes <= old_bytes && (bytes > old_bytes / 2 || old_bytes <= 64)) return pointer;
-  // What has grown once is likely to grow on.
-  void *fresh = move(pointer, old_bytes, bytes <= old_bytes ? bytes : hz3_max(bytes, old_bytes + old_bytes / 4));
-  if (fresh == NULL && bytes <= old_bytes) return pointer;
-  return fresh;
+  // What has grown once is likely to grow on (docs/decisions/0026); without that room if there is none.
+  size_t wanted = bytes <= old_bytes ? bytes : hz3_max(bytes, old_bytes + old_bytes / 4);
+  void *fresh = move(pointer, old_bytes, wanted);
+  if (fresh == NULL && wanted > bytes) fresh = move(pointer, old_bytes, bytes);
+  return fresh == NULL && bytes <= old_bytes ? pointer : fresh;
 }
 
 bool hz3_trim(void) {

@@ -66,8 +66,8 @@ bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes);
 // Whether at the last tick, or since, there was more dirty free memory than needed, and none was purged too early since: a
 // hint, lock-free.
 bool hz3_pages_is_giving_back(void);
-// Objects of a span are handed out again of which pages were purged at that time; if that was too early, nothing is given back
-// by ticks for a second.
+// Objects of a span are handed out again of which pages were purged at that time. If that was too early, ticks do not start
+// giving back for a second.
 void hz3_pages_note_hollow_use(uint32_t purged_ms);
 // For the tick: gives back half of the dirty free memory that nobody needed since the last call.
 void hz3_pages_purge_idle(void);
