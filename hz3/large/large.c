@@ -12,8 +12,8 @@
 #define MOVE_MIN_BYTES ((size_t)16 * 1024 * 1024)
 // Purged ranges of this size leave the address space too: the call costs the same, and limits and commit see it.
 #define UNMAP_MIN_BYTES ((size_t)64 * 1024 * 1024)
-// A split at either end of a range, and the mapping that may be needed.
-enum { DESCRIPTORS_PER_ALLOC = 3 };
+// A split at either end of a range.
+enum { DESCRIPTORS_PER_ALLOC = 2 };
 // Mappings are whole huge pages and ask for them: a 15 MiB block then takes 10 page faults instead of 3,840 (docs/decisions/0022).
 #define HUGE_PAGE_BYTES ((size_t)2 * 1024 * 1024)
 // For a block below this, as much is mapped at once as a quarter of what is there, so that such blocks lie side by side and
@@ -58,7 +58,8 @@ static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) 
   hz3_ranges.live_blocks++;
   hz3_page_map_set_large(range->start, range);
   hz3_ranges.dirty_low_water = hz3_min(hz3_ranges.dirty_low_water, hz3_ranges.dirty_bytes);
-  if (range->was_purged) hz3_retention_note_regret(&hz3_ranges.retention, place - hz3_dirty_count_bytes(range->start, place));
+  if (range->was_purged) hz3_retention_note_regret(&hz3_ranges.retention, place - range->dirty_bytes);
+  range->dirty_bytes = 0;
   return range;
 }
 
@@ -83,11 +84,10 @@ static bool map_more(size_t bytes) {
   else start = map_below(bytes, HZ3_SLICE_BYTES);
   if (start == NULL) return false;
   hz3_os_advise_huge(start, bytes, true);
-  if (!hz3_page_map_reserve(start, bytes)) {
+  if (!hz3_page_map_reserve(start, bytes) || !hz3_ranges_lock_with_descriptors(1)) {
     hz3_os_unmap(start, bytes);
     return false;
   }
-  hz3_lock_acquire(&hz3_ranges.lock);
   hz3_dirty_clear(start, bytes);  // another mapping may have been here before
   hz3_range_add_locked(start, bytes);
   hz3_lock_release(&hz3_ranges.lock);
@@ -101,8 +101,7 @@ static struct hz3_range *alloc_range(size_t bytes, size_t align) {
   size_t map_bytes = place + (align > HZ3_SLICE_BYTES ? align : 0);
   struct hz3_range *range = NULL;
   do {
-    if (!hz3_ranges_reserve_descriptors(DESCRIPTORS_PER_ALLOC)) return NULL;
-    hz3_lock_acquire(&hz3_ranges.lock);
+    if (!hz3_ranges_lock_with_descriptors(DESCRIPTORS_PER_ALLOC)) return NULL;
     range = take_locked(usable, place, align);
     hz3_lock_release(&hz3_ranges.lock);
   } while (range == NULL && map_more(map_bytes));
@@ -134,8 +133,10 @@ static struct hz3_range *range_of(const void *pointer) {
 }
 
 static void end_use_locked(struct hz3_range *range) {
+  size_t touched = hz3_round_up(range->touched_bytes, HZ3_SLICE_BYTES);
   hz3_page_map_set_large(range->start, NULL);
-  hz3_dirty_mark(range->start, hz3_round_up(range->touched_bytes, HZ3_SLICE_BYTES));
+  hz3_dirty_mark(range->start, touched);
+  range->dirty_bytes = touched == range->bytes ? touched : hz3_dirty_count_bytes(range->start, range->bytes);
   hz3_ranges.live_bytes -= range->bytes;
   hz3_ranges.live_blocks--;
 }
@@ -144,7 +145,10 @@ static void end_use_locked(struct hz3_range *range) {
 static bool purge_range(struct hz3_range *range) {
   bool clean = hz3_os_purge(range->start, range->bytes);
   hz3_lock_acquire(&hz3_ranges.lock);
-  if (clean) hz3_dirty_clear(range->start, range->bytes);
+  if (clean) {
+    hz3_dirty_clear(range->start, range->bytes);
+    range->dirty_bytes = 0;
+  }
   range->was_purged = true;
   hz3_ranges.purges++;
   hz3_range_free_locked(range);
@@ -157,6 +161,7 @@ static bool purge_range(struct hz3_range *range) {
 static bool unmap_range(struct hz3_range *range) {
   hz3_lock_acquire(&hz3_ranges.lock);
   hz3_dirty_clear(range->start, range->bytes);
+  range->dirty_bytes = 0;
   hz3_range_detach_locked(range);
   hz3_take_from_figure(&hz3_ranges.mapped_bytes, range->bytes);
   hz3_ranges.purges++;
@@ -167,7 +172,10 @@ static bool unmap_range(struct hz3_range *range) {
   if (gone) {
     hz3_range_recycle_locked(range);
   } else {
-    if (!clean) hz3_dirty_mark(range->start, range->bytes);
+    if (!clean) {
+      hz3_dirty_mark(range->start, range->bytes);
+      range->dirty_bytes = range->bytes;
+    }
     hz3_add_to_figure(&hz3_ranges.mapped_bytes, range->bytes);
     hz3_range_free_locked(range);
   }
@@ -194,8 +202,8 @@ static struct hz3_range *take_oldest_locked(size_t keep_bytes, bool may_split) {
 static bool purge_to(size_t keep_bytes) {
   bool any = false, clean = true;
   while (clean) {
-    bool may_split = hz3_ranges_reserve_descriptors(1);
-    hz3_lock_acquire(&hz3_ranges.lock);
+    bool may_split = hz3_ranges_lock_with_descriptors(1);
+    if (!may_split) hz3_lock_acquire(&hz3_ranges.lock);
     struct hz3_range *range = take_oldest_locked(keep_bytes, may_split);
     if (range != NULL) hz3_retention_note_purge(&hz3_ranges.retention, range->bytes);
     hz3_lock_release(&hz3_ranges.lock);
@@ -257,6 +265,7 @@ static bool extend_locked(struct hz3_range *range, size_t place) {
   }
   hz3_ranges.live_bytes += right->bytes;
   hz3_range_absorb_right_locked(range);
+  range->dirty_bytes = 0;
   return true;
 }
 
@@ -267,6 +276,7 @@ static void shrink_locked(struct hz3_range *range, size_t place) {
     hz3_dirty_mark(rest->start, hz3_round_up(range->touched_bytes, HZ3_SLICE_BYTES) - place);
     range->touched_bytes = place;
   }
+  rest->dirty_bytes = hz3_dirty_count_bytes(rest->start, rest->bytes);
   hz3_range_free_locked(rest);
 }
 
@@ -281,8 +291,7 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
     return true;
   }
   size_t place = placement_bytes(usable);
-  if (!hz3_ranges_reserve_descriptors(1)) return false;
-  hz3_lock_acquire(&hz3_ranges.lock);
+  if (!hz3_ranges_lock_with_descriptors(1)) return false;
   if (!fits) fits = extend_locked(range, place);
   else shrink_locked(range, place);
   size_t limit = keep_limit_locked();

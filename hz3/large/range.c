@@ -18,20 +18,24 @@ static unsigned bin_of(size_t bytes) {
   return (log2 - 2) * 8 + (unsigned)((slices >> (log2 - 3)) & 7);
 }
 
-bool hz3_ranges_reserve_descriptors(unsigned count) {
-  hz3_lock_acquire(&hz3_ranges.lock);
+static bool has_descriptors_locked(unsigned count) {
   struct hz3_range *at = hz3_ranges.spare;
   for (; at != NULL && count > 0; count--) at = at->bin_next;
-  hz3_lock_release(&hz3_ranges.lock);
-  if (count == 0) return true;
-  struct hz3_range *batch = (struct hz3_range *)hz3_metadata_alloc(DESCRIPTORS_PER_BATCH * sizeof *batch);
-  if (batch == NULL) return false;
+  return count == 0;
+}
+
+bool hz3_ranges_lock_with_descriptors(unsigned count) {
   hz3_lock_acquire(&hz3_ranges.lock);
-  for (int i = 0; i < DESCRIPTORS_PER_BATCH; i++) {
-    batch[i].bin_next = hz3_ranges.spare;
-    hz3_ranges.spare = &batch[i];
+  while (!has_descriptors_locked(count)) {
+    hz3_lock_release(&hz3_ranges.lock);
+    struct hz3_range *batch = (struct hz3_range *)hz3_metadata_alloc(DESCRIPTORS_PER_BATCH * sizeof *batch);
+    if (batch == NULL) return false;
+    hz3_lock_acquire(&hz3_ranges.lock);
+    for (int i = 0; i < DESCRIPTORS_PER_BATCH; i++) {
+      batch[i].bin_next = hz3_ranges.spare;
+      hz3_ranges.spare = &batch[i];
+    }
   }
-  hz3_lock_release(&hz3_ranges.lock);
   return true;
 }
 
@@ -59,6 +63,7 @@ void hz3_range_detach_locked(struct hz3_range *range) {
 void hz3_range_absorb_right_locked(struct hz3_range *range) {
   struct hz3_range *right = range->right;
   range->bytes += right->bytes;
+  range->dirty_bytes += right->dirty_bytes;
   range->was_purged |= right->was_purged;
   range->right = right->right;
   if (range->right != NULL) range->right->left = range;
@@ -72,7 +77,6 @@ static void list_locked(struct hz3_range *range) {
   if (range->bin_next != NULL) range->bin_next->bin_prev = range;
   hz3_ranges.bins[bin] = range;
   hz3_ranges.bin_bits[bin / 64] |= (uint64_t)1 << (bin % 64);
-  range->dirty_bytes = hz3_dirty_count_bytes(range->start, range->bytes);
   if (range->dirty_bytes == 0) return;
   hz3_ranges.dirty_bytes += range->dirty_bytes;
   range->age_next = NULL;
@@ -94,7 +98,6 @@ void hz3_range_take_locked(struct hz3_range *range) {
   else hz3_ranges.oldest_dirty = range->age_next;
   if (range->age_next != NULL) range->age_next->age_prev = range->age_prev;
   else hz3_ranges.newest_dirty = range->age_prev;
-  range->dirty_bytes = 0;
 }
 
 // The smallest of the first few ranges of the bin that fit, the lowest address among equals.
@@ -119,8 +122,17 @@ struct hz3_range *hz3_range_take_fit_locked(size_t bytes) {
   return found;
 }
 
+// Dirty bytes of the range behind `bytes`. Only a range that has both kinds is counted, and the shorter part of it.
+static size_t dirty_behind(const struct hz3_range *range, size_t bytes) {
+  size_t rest = range->bytes - bytes;
+  if (range->dirty_bytes == 0 || range->dirty_bytes == range->bytes) return range->dirty_bytes == 0 ? 0 : rest;
+  return rest <= bytes ? hz3_dirty_count_bytes(range->start + bytes, rest) : range->dirty_bytes - hz3_dirty_count_bytes(range->start, bytes);
+}
+
 struct hz3_range *hz3_range_split_locked(struct hz3_range *range, size_t bytes) {
   struct hz3_range *rest = new_descriptor_locked();
+  rest->dirty_bytes = dirty_behind(range, bytes);
+  range->dirty_bytes -= rest->dirty_bytes;
   rest->start = range->start + bytes;
   rest->bytes = range->bytes - bytes;
   rest->was_purged = range->was_purged;
@@ -200,8 +212,9 @@ size_t hz3_dirty_suffix_bytes(const char *start, size_t bytes, size_t dirty_byte
 
 // Atomic: the other slices of the granule may belong to a block that another thread is growing or clearing.
 void hz3_dirty_mark(const char *start, size_t bytes) {
-  for (struct dirty_walk walk = walk_of(start, bytes); walk_next(&walk);)
-    __atomic_fetch_or(walk.word, walk.bits, __ATOMIC_RELAXED);
+  for (struct dirty_walk walk = walk_of(start, bytes); walk_next(&walk);) {
+    if ((__atomic_load_n(walk.word, __ATOMIC_RELAXED) & walk.bits) != walk.bits) __atomic_fetch_or(walk.word, walk.bits, __ATOMIC_RELAXED);
+  }
 }
 
 void hz3_dirty_clear(const char *start, size_t bytes) {

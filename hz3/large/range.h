@@ -22,7 +22,7 @@ struct hz3_range {
   struct hz3_range *left, *right;          // neighbours in address order, NULL at the end of a mapping
   struct hz3_range *bin_next, *bin_prev;   // free list of its size; spare descriptors use bin_next
   struct hz3_range *age_next, *age_prev;   // free ranges with dirty memory, oldest first
-  size_t dirty_bytes;                      // free: slices that may be non-zero
+  size_t dirty_bytes;                      // slices that may be non-zero, kept by merging and splitting; in use: 0
   enum hz3_range_state state;
   bool was_purged;  // some of it was given back since it was mapped
   struct hz3_large_note note;  // in use: the caller's
@@ -44,8 +44,9 @@ struct hz3_ranges {
 };
 extern struct hz3_ranges hz3_ranges;
 
-// Makes sure that `count` spare descriptors exist, so that splits under the lock cannot fail. Takes the lock itself.
-bool hz3_ranges_reserve_descriptors(unsigned count);
+// Takes the lock, with `count` spare descriptors, so that as many splits under it cannot fail. False, without the lock, when out
+// of memory.
+bool hz3_ranges_lock_with_descriptors(unsigned count);
 
 // The tightest free range of at least `bytes`, taken off the free lists; NULL if none.
 struct hz3_range *hz3_range_take_fit_locked(size_t bytes);
