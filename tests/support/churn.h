@@ -48,7 +48,9 @@ class Churn {
  public:
   explicit Churn(int threads) {
     for (auto& slot : shared_) slot.store(nullptr);
-    for (int i = 0; i < threads; i++) threads_.emplace_back([this, i] { run(static_cast<uint64_t>(i) + seed()); });
+    // Asked for here, not in the threads: a fork while one of them is the first to ask would leave the child waiting for it.
+    const uint64_t first = seed();
+    for (int i = 0; i < threads; i++) threads_.emplace_back([this, i, first] { run(static_cast<uint64_t>(i) + first); });
   }
   ~Churn() {
     stop_.store(true);
