@@ -211,11 +211,12 @@ static void *slot_block(uint64_t slot) { return (void *)(uintptr_t)(slot & (((ui
 static size_t slot_class_offset(uint64_t slot) { return slot >> SLOT_BITS; }
 static unsigned slot_class(uint64_t slot) { return (unsigned)(slot_class_offset(slot) / sizeof(struct hz3_bin)); }
 
+// A fork of another thread in here leaves the child a charge that its slots do not have: with no slot left, there is none.
 static HZ3_NOINLINE void let_oldest_go(struct hz3_heap *heap) {
   uint64_t *slots = heap->quarantine->slots;
   uint32_t next = heap->held_next, oldest = next - HELD_MAX;
   size_t charge = heap->held_charge;
-  for (; next - oldest > HELD_KEPT || charge > HELD_CHARGE_MAX / 2; oldest++) {
+  for (; oldest != next && (next - oldest > HELD_KEPT || charge > HELD_CHARGE_MAX / 2); oldest++) {
     uint64_t *slot = &slots[oldest % HELD_MAX], held = *slot;
     if (HZ3_UNLIKELY(held == 0)) continue;
     *slot = 0;
@@ -225,7 +226,7 @@ static HZ3_NOINLINE void let_oldest_go(struct hz3_heap *heap) {
     if (HZ3_LIKELY(bin->top != bin->hi)) hz3_bin_push(bin, slot_block(held));  // never there already: its word saw to that
     else hz3_free_slow(slot_block(held));
   }
-  heap->held_charge = charge;
+  heap->held_charge = oldest == next ? 0 : charge;
   heap->held_limit = oldest + HELD_MAX;
 }
 

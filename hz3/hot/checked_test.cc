@@ -294,6 +294,20 @@ TEST_F(Checked, WhatIsHeldBackIsBounded) {
   }
 }
 
+// A fork while another thread lets blocks go leaves the child a line whose charge its blocks do not have.
+[[noreturn]] void FreeAfterSuchAFork() {
+  alarm(30);
+  hz3_checked_free(Malloc(100));
+  auto *heap = reinterpret_cast<hz3_heap *>(hz3_heap_base());
+  heap->held_charge += 4 * HZ3_MIB;
+  hz3_checked_free(Malloc(100));
+  _exit(heap->held_charge <= HZ3_MIB ? 0 : 1);
+}
+
+TEST_F(CheckedDeathTest, AChargeWithoutBlocksIsForgotten) {
+  EXPECT_EXIT(FreeAfterSuchAFork(), testing::ExitedWithCode(0), "");
+}
+
 TEST_F(Checked, BlocksOfNoBytesHaveAddressesOfTheirOwn) {
   std::vector<char *> blocks;
   for (int i = 0; i < 70000; i++) blocks.push_back(Alloc(1, 0, i % 2 == 0));  // more than have addresses without access
