@@ -480,7 +480,6 @@ void *hz3_calloc(size_t bytes) {
 }
 
 void *hz3_aligned_alloc(size_t align, size_t bytes) {
-  if (align <= 16) return hz3_malloc(bytes);
   // As hz3_size_class_of_aligned does, with the table of the fast path.
   if (bytes <= HZ3_TABLE_MAX && align <= HZ3_TABLE_MAX) return hz3_malloc(hz3_round_up(hz3_max(bytes, align), align));
   unsigned c = hz3_size_class_of_aligned(bytes, align);

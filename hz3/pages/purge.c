@@ -100,7 +100,7 @@ static unsigned purge_oldest_locked(void) {
   // So only halves go as long as there are any. When another part has to go the chunk does without huge pages until it is
   // free as a whole; with that part go the clean slices, which a huge page made resident.
   uint64_t halves = free_halves(chunk);
-  bool is_free = chunk->free == ~(uint64_t)0, in_halves = (halves & chunk->dirty) != 0, was_huge = chunk->is_huge;
+  bool is_free = halves == ~(uint64_t)0, in_halves = (halves & chunk->dirty) != 0, was_huge = chunk->is_huge;
   chunk->is_huge = is_free ? hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS : was_huge && in_halves;
   bool advise = chunk->is_huge != was_huge, huge = chunk->is_huge;
   uint64_t mask = (in_halves ? halves : chunk->free) & (was_huge ? ~(uint64_t)0 : chunk->dirty);

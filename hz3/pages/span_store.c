@@ -24,11 +24,12 @@ static void unlink_locked(struct hz3_span_store *store, struct hz3_span *span) {
   span->list = HZ3_SPAN_NO_LIST;
 }
 
-// The free count at which a span with `room` is to be looked at again: when the next list is due, or when it is hollow, and then
+// The free count at which a span on `list` is to be looked at again: when the next list is due, or when it is hollow, and then
 // with each object that comes back.
-static uint32_t next_settle(const struct hz3_span *span, size_t room, size_t objects) {
-  size_t next_room = room * 4 < objects ? (objects + 3) / 4 : room * 2 < objects ? (objects + 1) / 2 : SIZE_MAX / 2;
-  size_t next = hz3_min(span->free_count + (next_room - room), span->carved - hz3_min(span->carved, HOLLOW_OBJECTS));
+static uint32_t next_settle(const struct hz3_span *span, uint8_t list, size_t objects) {
+  const size_t next_room[HZ3_SPAN_LISTS] = {(objects + 3) / 4, (objects + 1) / 2, SIZE_MAX / 2};
+  size_t next = span->free_count + (next_room[list] - room_of(span));
+  next = hz3_min(next, span->carved - hz3_min(span->carved, HOLLOW_OBJECTS));
   return (uint32_t)hz3_max(next, span->free_count + 1);
 }
 
@@ -37,7 +38,7 @@ static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   if (span->list == HZ3_SPAN_PURGING) return;
   size_t room = room_of(span), objects = hz3_size_classes[span->size_class].objects;
   uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects));
-  span->settle_at = room == 0 ? 0 : next_settle(span, room, objects);
+  span->settle_at = list == HZ3_SPAN_NO_LIST ? 0 : next_settle(span, list, objects);
   if (list == span->list) return;
   unlink_locked(store, span);
   if (list == HZ3_SPAN_NO_LIST) return;
@@ -183,7 +184,7 @@ static void place_locked(struct hz3_span_store *store, struct hz3_span *span, st
   off->retired = span;
 }
 
-// After `count` objects of the span came back, where that is not the end of it.
+// After `count` objects of the span came back, its free count has reached `settle_at`.
 static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_span *span, size_t count, struct off_list *off) {
   uint32_t out = span->carved - span->free_count, out_before = out + (uint32_t)count;
   uint32_t objects = hz3_size_classes[span->size_class].objects;

@@ -148,8 +148,8 @@ class Faults : public testing::Test {
   Result clean_;
   long clean_size_ = 0, clean_resident_ = 0;
   // KiB more than without failures. Each of the two threads may lose the address space of one block, if the kernel first
-  // gives a mapping that is not aligned and then refuses to take it back. What it refuses to purge may be on a huge page.
-  long spare_size_ = 2 * 48 << 10, spare_resident_ = 2048 + 2048;
+  // gives a mapping that is not aligned and then refuses to take it back.
+  long spare_size_ = 2 * 48 << 10, spare_resident_ = 2048;
 };
 
 TEST_F(Faults, OneCallFails) { inject_everywhere(1, 250); }
