@@ -8,7 +8,7 @@
              .align_slices = ((slice_count) & ((slice_count)-1)) == 0 ? (slice_count) : 1,                     \
              .slices = (slice_count),                                                                          \
              .objects = (object_count),                                                                        \
-             .reciprocal = (((uint64_t)1 << 40) + (size)-1) / (size)},
+             .reciprocal = HZ3_RECIPROCAL(size)},
 
 const struct hz3_size_class hz3_size_classes[HZ3_CLASS_COUNT] = {HZ3_SIZE_CLASSES(ROW)};
 

@@ -55,7 +55,7 @@ struct hz3_size_class {
   uint32_t align_slices;  // spans of this class start at a multiple of this many slices
   uint16_t slices;        // slices per span
   uint16_t objects;       // objects per span
-  uint64_t reciprocal;    // ceil(2^40 / bytes): index = offset * reciprocal >> 40, exact for offset < 2^20
+  uint64_t reciprocal;    // ceil(2^64 / bytes), see hz3_object_index
 };
 
 extern const struct hz3_size_class hz3_size_classes[HZ3_CLASS_COUNT];
@@ -72,9 +72,14 @@ unsigned hz3_size_class_of(size_t bytes);
 // Smallest class whose blocks of at least `bytes` are all aligned to `align` (a power of two <= 1 MiB); 0 if none.
 unsigned hz3_size_class_of_aligned(size_t bytes, size_t align);
 
-enum { HZ3_RECIPROCAL_BITS = 40 };
-HZ3_INLINE size_t hz3_size_class_index(unsigned size_class, size_t offset) {
-  return (size_t)((offset * hz3_size_classes[size_class].reciprocal) >> HZ3_RECIPROCAL_BITS);
+#define HZ3_RECIPROCAL(bytes) (UINT64_MAX / (bytes) + 1)
+// Which object an offset into a span lies in, and whether at its start. With bytes * reciprocal = 2^64 + e, 0 <= e < bytes, the
+// product is index * 2^64 + index * e + rest * reciprocal: exact while (offset + bytes) * bytes < 2^64, and its low half is below
+// the reciprocal only for rest = 0 (the test of divisibility of Lemire, Kaser and Kurz, 2019).
+HZ3_INLINE size_t hz3_object_index(uint64_t reciprocal, size_t offset, bool *is_start) {
+  unsigned __int128 product = (unsigned __int128)offset * reciprocal;
+  *is_start = (uint64_t)product < reciprocal;
+  return (size_t)(product >> 64);
 }
 
 HZ3_END_DECLS

@@ -95,8 +95,12 @@ TEST(SizeClass, WhatNoClassCanServeHasNone) {
 TEST(SizeClass, ReciprocalDividesExactly) {
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
     size_t span = Class(c).slices * HZ3_SLICE_BYTES;
-    for (size_t offset = 0; offset < span; offset++)
-      if (hz3_size_class_index(c, offset) != offset / Class(c).bytes) FAIL() << "class " << c << " offset " << offset;
+    for (size_t offset = 0; offset < span; offset++) {
+      bool is_start;
+      size_t index = hz3_object_index(Class(c).reciprocal, offset, &is_start);
+      if (index != offset / Class(c).bytes || is_start != (offset % Class(c).bytes == 0))
+        FAIL() << "class " << c << " offset " << offset;
+    }
   }
 }
 

@@ -55,8 +55,7 @@ struct shape {
 _Static_assert(sizeof(struct shape) == sizeof(struct hz3_bin) && sizeof(struct shape) == 1 << HZ3_OBJECT_CLASS_SHIFT, "rows");
 #define CHARGE(bytes) ((bytes) <= 1024 ? (bytes) : (bytes) <= 2048 ? 16384 : (bytes) <= 65536 ? 65536 : (bytes))
 #define SHAPE(class, below, object_bytes, slices, objects) \
-  [class] = {.reciprocal = ((1ull << 40) + (object_bytes) - 1) / (object_bytes), .bytes = (object_bytes), \
-             .charge = CHARGE(object_bytes)},
+  [class] = {.reciprocal = HZ3_RECIPROCAL(object_bytes), .bytes = (object_bytes), .charge = CHARGE(object_bytes)},
 static const struct shape shapes[HZ3_CLASS_COUNT] = {HZ3_SIZE_CLASSES(SHAPE)};
 
 HZ3_INLINE const struct shape *shape_at(size_t class_offset) {
@@ -78,11 +77,11 @@ HZ3_INLINE enum found find(const void *pointer, struct block *block) {
   uint64_t entry = hz3_object_map_entry(pointer);
   if (HZ3_UNLIKELY(entry == 0)) return FOREIGN;
   const struct shape *shape = shape_at(hz3_object_class_offset(entry));
-  size_t offset = hz3_object_offset(entry, pointer), bytes = shape->bytes;
-  size_t index = offset * shape->reciprocal >> 40;
-  if (HZ3_UNLIKELY(index * bytes != offset)) return INTERIOR;
+  bool is_start;
+  size_t index = hz3_object_index(shape->reciprocal, hz3_object_offset(entry, pointer), &is_start);
+  if (HZ3_UNLIKELY(!is_start)) return INTERIOR;
   *block = (struct block){.start = (char *)(uintptr_t)pointer,
-                          .bytes = bytes,
+                          .bytes = shape->bytes,
                           .index = index,
                           .word = hz3_object_words(entry) + index,
                           .class_offset = hz3_object_class_offset(entry),
@@ -95,9 +94,10 @@ HZ3_INLINE enum found find(const void *pointer, struct block *block) {
 HZ3_INLINE bool find_in_class(char *start, size_t class_offset, struct block *block) {
   const struct shape *shape = shape_at(class_offset);
   uint64_t entry = hz3_object_map_entry(start);
-  size_t offset = hz3_object_offset(entry, start), index = offset * shape->reciprocal >> 40;
+  bool is_start;
+  size_t index = hz3_object_index(shape->reciprocal, hz3_object_offset(entry, start), &is_start);
   *block = (struct block){.start = start, .bytes = shape->bytes, .index = index, .word = hz3_object_words(entry) + index};
-  return hz3_object_class_offset(entry) == class_offset && index * shape->bytes == offset;
+  return hz3_object_class_offset(entry) == class_offset && is_start;
 }
 
 // ---- what is written around and into blocks ----

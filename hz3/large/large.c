@@ -283,6 +283,7 @@ static void shrink_locked(struct hz3_range *range, size_t place) {
 bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   struct hz3_range *range = range_of(pointer);
   *old_bytes = range == NULL ? 0 : range->usable_bytes;
+  if (bytes <= *old_bytes && bytes > *old_bytes / 2) return true;
   if (range == NULL || bytes > PTRDIFF_MAX) return false;
   size_t usable = page_round(hz3_max(bytes, 1));
   bool fits = usable <= range->bytes;

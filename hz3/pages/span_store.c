@@ -145,8 +145,9 @@ static size_t mark_run_locked(struct hz3_span *span, const struct hz3_size_class
   for (; i < count; i++) {
     size_t offset = (size_t)((const char *)objects[i] - base);
     if (offset >= carved) break;  // of another span
-    size_t index = offset * class.reciprocal >> HZ3_RECIPROCAL_BITS;
-    if (HZ3_UNLIKELY(index * class.bytes != offset)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, objects[i], class.bytes);
+    bool is_start;
+    size_t index = hz3_object_index(class.reciprocal, offset, &is_start);
+    if (HZ3_UNLIKELY(!is_start)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, objects[i], class.bytes);
     if (index / 64 != at) {
       if (at != SIZE_MAX) words[at] = word;
       at = index / 64;
