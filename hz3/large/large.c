@@ -46,11 +46,23 @@ static struct hz3_range *carve_locked(struct hz3_range *range, size_t bytes, siz
   return range;
 }
 
-static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) {
+static struct hz3_range *take_fit_locked(size_t place, size_t align) {
   size_t slack = align > HZ3_SLICE_BYTES ? align - HZ3_SLICE_BYTES : 0;
   struct hz3_range *range = hz3_range_take_fit_locked(place + slack);
   if (range == NULL) return NULL;
   range = carve_locked(range, place, align);
+  range->marked_bytes = range->dirty_bytes == place ? place : 0;
+  if (range->was_purged) hz3_retention_note_regret(&hz3_ranges.retention, place - range->dirty_bytes);
+  return range;
+}
+
+static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) {
+  struct hz3_range *range = hz3_range_take_shelved_locked(place, align);
+  if (range == NULL) {
+    hz3_ranges_clear_shelf_locked();
+    range = take_fit_locked(place, align);
+  }
+  if (range == NULL) return NULL;
   range->state = HZ3_RANGE_USED;
   range->usable_bytes = range->touched_bytes = usable;
   range->note = (struct hz3_large_note){0};
@@ -58,8 +70,6 @@ static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) 
   hz3_ranges.live_blocks++;
   hz3_page_map_set_large(range->start, range);
   hz3_ranges.dirty_low_water = hz3_min(hz3_ranges.dirty_low_water, hz3_ranges.dirty_bytes);
-  if (range->was_purged) hz3_retention_note_regret(&hz3_ranges.retention, place - range->dirty_bytes);
-  range->dirty_bytes = 0;
   return range;
 }
 
@@ -90,6 +100,7 @@ static bool map_more(size_t bytes) {
   }
   hz3_dirty_clear(start, bytes);  // another mapping may have been here before
   hz3_range_add_locked(start, bytes);
+  hz3_retention_note_regret(&hz3_ranges.retention, bytes);  // what was unmapped a moment ago would have done
   hz3_lock_release(&hz3_ranges.lock);
   return true;
 }
@@ -135,8 +146,11 @@ static struct hz3_range *range_of(const void *pointer) {
 static void end_use_locked(struct hz3_range *range) {
   size_t touched = hz3_round_up(range->touched_bytes, HZ3_SLICE_BYTES);
   hz3_page_map_set_large(range->start, NULL);
-  hz3_dirty_mark(range->start, touched);
-  range->dirty_bytes = touched == range->bytes ? touched : hz3_dirty_count_bytes(range->start, range->bytes);
+  if (touched > range->marked_bytes) {
+    hz3_dirty_mark(range->start, touched);
+    range->dirty_bytes = touched == range->bytes ? touched : hz3_dirty_count_bytes(range->start, range->bytes);
+    range->marked_bytes = touched;
+  }
   hz3_ranges.live_bytes -= range->bytes;
   hz3_ranges.live_blocks--;
 }
@@ -186,6 +200,7 @@ static bool unmap_range(struct hz3_range *range) {
 // The range that has been dirty longest, in no list any more, or the part of it that is to go; NULL if enough has gone.
 // Its end goes: blocks are cut from the start, so the next one would want what was purged there, and purge again.
 static struct hz3_range *take_oldest_locked(size_t keep_bytes, bool may_split) {
+  hz3_ranges_clear_shelf_locked();
   struct hz3_range *range = hz3_ranges.dirty_bytes > keep_bytes ? hz3_ranges.oldest_dirty : NULL;
   if (range == NULL) return NULL;
   size_t part = hz3_dirty_suffix_bytes(range->start, range->bytes, hz3_ranges.dirty_bytes - keep_bytes);
@@ -227,7 +242,7 @@ bool hz3_large_free(void *pointer) {
   struct hz3_range *range = range_of(pointer);
   if (range != NULL) {
     end_use_locked(range);
-    hz3_range_free_locked(range);
+    hz3_range_shelve_locked(range);
   }
   size_t limit = keep_limit_locked();
   bool over = hz3_ranges.dirty_bytes > limit;
@@ -255,6 +270,7 @@ static void set_usable(struct hz3_range *range, size_t usable) {
 
 // Lets the range reach into a free right neighbour. False if there is none or it is too small.
 static bool extend_locked(struct hz3_range *range, size_t place) {
+  hz3_ranges_clear_shelf_locked();
   struct hz3_range *right = range->right;
   if (right == NULL || right->state != HZ3_RANGE_FREE || range->bytes + right->bytes < place) return false;
   hz3_range_take_locked(right);
@@ -265,7 +281,6 @@ static bool extend_locked(struct hz3_range *range, size_t place) {
   }
   hz3_ranges.live_bytes += right->bytes;
   hz3_range_absorb_right_locked(range);
-  range->dirty_bytes = 0;
   return true;
 }
 
@@ -274,9 +289,10 @@ static void shrink_locked(struct hz3_range *range, size_t place) {
   hz3_ranges.live_bytes -= rest->bytes;
   if (range->touched_bytes > place) {
     hz3_dirty_mark(rest->start, hz3_round_up(range->touched_bytes, HZ3_SLICE_BYTES) - place);
+    rest->dirty_bytes = hz3_dirty_count_bytes(rest->start, rest->bytes);
     range->touched_bytes = place;
   }
-  rest->dirty_bytes = hz3_dirty_count_bytes(rest->start, rest->bytes);
+  range->marked_bytes = hz3_min(range->marked_bytes, place);
   hz3_range_free_locked(rest);
 }
 
@@ -341,6 +357,8 @@ void *hz3_large_grow(void *pointer, size_t bytes) {
   to->touched_bytes = to->usable_bytes;
   if (has_moved) {
     hz3_dirty_clear(from->start, moved);
+    from->dirty_bytes = hz3_dirty_count_bytes(from->start, from->bytes);
+    from->marked_bytes = 0;
     from->touched_bytes = from->touched_bytes > moved ? from->touched_bytes : 0;
   }
   hz3_lock_release(&hz3_ranges.lock);
@@ -353,6 +371,7 @@ static bool unmap_free_ranges(void) {
   bool any = false;
   for (unsigned bin = 0; bin < HZ3_RANGE_BINS; bin++) {
     hz3_lock_acquire(&hz3_ranges.lock);
+    hz3_ranges_clear_shelf_locked();
     struct hz3_range *range = hz3_ranges.bins[bin];
     if (range != NULL) {
       hz3_range_take_locked(range);

@@ -4,8 +4,8 @@
 // Called by: hot.
 // Owns: ranges and their descriptors; the dirty bits of its granules in the page map.
 // Locks: one, rank LARGE; never held across a system call.
-// Invariant: neighbours in address order are linked; no two free neighbours; a slice's dirty bit is set if its memory may
-//   be non-zero, whether the range is free or in use.
+// Invariant: neighbours in address order are linked; no two free neighbours, but for the few ranges freed last, which wait to
+//   be used again as they are; a slice's dirty bit is set if its memory may be non-zero and the range is free.
 #ifndef HZ3_LARGE_LARGE_H_
 #define HZ3_LARGE_LARGE_H_
 

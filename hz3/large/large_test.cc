@@ -74,6 +74,13 @@ void ExpectRangesAreSound() {
       }
     }
   }
+  for (hz3_range *range : hz3_ranges.shelf) {
+    if (range == nullptr) continue;
+    ASSERT_EQ(range->state, HZ3_RANGE_SHELVED);
+    EXPECT_EQ(range->dirty_bytes, hz3_dirty_count_bytes(range->start, range->bytes));
+    EXPECT_EQ(range->marked_bytes, hz3_dirty_count_bytes(range->start, range->marked_bytes));
+    dirty += range->dirty_bytes;
+  }
   EXPECT_EQ(hz3_ranges.dirty_bytes, dirty);
 }
 
@@ -183,6 +190,43 @@ TEST_F(Large, FreeNeighboursMergeAndAreSplitAgain) {
   }
   Alloc(40 * HZ3_MIB);
   EXPECT_EQ(Stats().mapped_bytes, mapped) << "merged again";
+}
+
+TEST_F(Large, TheSameSizeFindsTheRangeAsItWas) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 32 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
+  Alloc(32 * HZ3_MIB);  // as much as lives may stay dirty
+  std::vector<char *> blocks;
+  for (size_t mib : {2, 3, 4, 3, 5}) blocks.push_back(Alloc(mib * HZ3_MIB));
+  for (char *block : blocks) Free(block);
+  EXPECT_EQ(std::count(std::begin(hz3_ranges.shelf), std::end(hz3_ranges.shelf), nullptr), 0);
+  char *last = Alloc(3 * HZ3_MIB);
+  EXPECT_EQ(last, blocks[3]) << "the newest of its size";
+  EXPECT_EQ(Alloc(3 * HZ3_MIB, 1, true), blocks[1]);
+  ExpectRangesAreSound();
+  Alloc(6 * HZ3_MIB);
+  for (hz3_range *range : hz3_ranges.shelf) EXPECT_EQ(range, nullptr) << "another size merges them";
+}
+
+TEST_F(Large, AShelvedRangeIsTakenOnlyIfAligned) {
+  Alloc(32 * HZ3_MIB);
+  for (int i = 0; i < 4; i++) {
+    char *block = Alloc(3 * HZ3_MIB);
+    auto address = reinterpret_cast<uintptr_t>(block);
+    Free(block);
+    EXPECT_NE(Alloc(3 * HZ3_MIB, 2 * (address & -address)), block);
+    EXPECT_NE(Alloc(3 * HZ3_MIB), nullptr);
+  }
+}
+
+// Shelved ranges hold what their blocks wrote, and calloc must clear it: also what only an earlier, bigger use wrote.
+TEST_F(Large, ShelvedMemoryIsCleared) {
+  Alloc(32 * HZ3_MIB);
+  char *block = Alloc(4 * HZ3_MIB);
+  memset(block, 1, 4 * HZ3_MIB);
+  Free(block);
+  Free(Alloc(4 * HZ3_MIB - 3 * HZ3_SLICE_BYTES));
+  ExpectRangesAreSound();
+  EXPECT_TRUE(IsFilled(Alloc(4 * HZ3_MIB, 1, true), 4 * HZ3_MIB, 0));
 }
 
 TEST_F(Large, TightestRangeIsTaken) {
@@ -354,6 +398,15 @@ TEST_F(Large, BigPurgedRangesLeaveTheAddressSpace) {
   hz3_large_trim(false);
   EXPECT_FALSE(IsMapped(block + 127 * HZ3_MIB));
   EXPECT_LE(Stats().mapped_bytes, hz3_ranges.retention.limit_bytes) << "all but what was retained";
+}
+
+TEST_F(Large, MappingWhatWasUnmappedAMomentAgoRaisesTheLimit) {
+  if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
+  Free(Alloc(128 * HZ3_MIB));
+  hz3_large_trim(true);
+  size_t before = hz3_ranges.retention.limit_bytes;
+  Alloc(128 * HZ3_MIB);
+  EXPECT_GT(hz3_ranges.retention.limit_bytes, before);
 }
 
 TEST_F(Large, TrimUnmapsBetweenLiveBlocks) {

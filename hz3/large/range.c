@@ -159,6 +159,37 @@ struct hz3_range *hz3_range_free_locked(struct hz3_range *range) {
   return range;
 }
 
+static struct hz3_range *take_from_shelf_locked(struct hz3_range **slot) {
+  struct hz3_range *range = *slot;
+  hz3_ranges.dirty_bytes -= range->dirty_bytes;
+  *slot = NULL;
+  return range;
+}
+
+void hz3_range_shelve_locked(struct hz3_range *range) {
+  struct hz3_range **slot = &hz3_ranges.shelf[hz3_ranges.shelf_next++ % HZ3_SHELF_RANGES];
+  if (*slot != NULL) hz3_range_free_locked(take_from_shelf_locked(slot));
+  range->state = HZ3_RANGE_SHELVED;
+  hz3_ranges.dirty_bytes += range->dirty_bytes;
+  *slot = range;
+}
+
+struct hz3_range *hz3_range_take_shelved_locked(size_t bytes, size_t align) {
+  for (unsigned i = 1; i <= HZ3_SHELF_RANGES; i++) {
+    struct hz3_range **slot = &hz3_ranges.shelf[(hz3_ranges.shelf_next - i) % HZ3_SHELF_RANGES], *range = *slot;
+    if (range == NULL || range->bytes != bytes || (uintptr_t)range->start % align != 0) continue;
+    take_from_shelf_locked(slot);
+    return range;
+  }
+  return NULL;
+}
+
+void hz3_ranges_clear_shelf_locked(void) {
+  for (unsigned i = 0; i < HZ3_SHELF_RANGES; i++) {
+    if (hz3_ranges.shelf[i] != NULL) hz3_range_free_locked(take_from_shelf_locked(&hz3_ranges.shelf[i]));
+  }
+}
+
 void hz3_range_add_locked(char *start, size_t bytes) {
   struct hz3_range *range = new_descriptor_locked(), *lowest = hz3_ranges.lowest;
   range->start = start;

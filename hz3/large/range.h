@@ -12,7 +12,8 @@
 
 HZ3_BEGIN_DECLS
 
-enum hz3_range_state { HZ3_RANGE_SPARE, HZ3_RANGE_FREE, HZ3_RANGE_USED, HZ3_RANGE_PURGING };
+// Shelved: free, not merged with its neighbours yet, for a block of the same size.
+enum hz3_range_state { HZ3_RANGE_SPARE, HZ3_RANGE_FREE, HZ3_RANGE_USED, HZ3_RANGE_PURGING, HZ3_RANGE_SHELVED };
 
 struct hz3_range {
   char *start;
@@ -22,20 +23,23 @@ struct hz3_range {
   struct hz3_range *left, *right;          // neighbours in address order, NULL at the end of a mapping
   struct hz3_range *bin_next, *bin_prev;   // free list of its size; spare descriptors use bin_next
   struct hz3_range *age_next, *age_prev;   // free ranges with dirty memory, oldest first
-  size_t dirty_bytes;                      // slices that may be non-zero, kept by merging and splitting; in use: 0
+  size_t dirty_bytes;   // slices marked as dirty, kept by merging and splitting; in use: without what the user has touched since
+  size_t marked_bytes;  // in use or shelved: so much from the start is known to be marked
   enum hz3_range_state state;
   bool was_purged;  // some of it was given back since it was mapped
   struct hz3_large_note note;  // in use: the caller's
 };
 
 // 8 bins per doubling of slices; 2^31 slices cover the address space.
-enum { HZ3_RANGE_BINS = 8 * 30, HZ3_RANGE_WORDS = (HZ3_RANGE_BINS + 63) / 64 };
+enum { HZ3_RANGE_BINS = 8 * 30, HZ3_RANGE_WORDS = (HZ3_RANGE_BINS + 63) / 64, HZ3_SHELF_RANGES = 4 };
 
 struct hz3_ranges {
   struct hz3_lock lock;
   struct hz3_range *bins[HZ3_RANGE_BINS];
   uint64_t bin_bits[HZ3_RANGE_WORDS];
   struct hz3_range *oldest_dirty, *newest_dirty;
+  struct hz3_range *shelf[HZ3_SHELF_RANGES];  // NULL: empty
+  unsigned shelf_next;                        // where the next one goes, the oldest
   struct hz3_range *spare;
   struct hz3_range *lowest;  // first range of the newest mapping: the next mapping usually ends where it starts
   struct hz3_retention retention;
@@ -55,6 +59,11 @@ void hz3_range_take_locked(struct hz3_range *range);  // this free range, off th
 struct hz3_range *hz3_range_split_locked(struct hz3_range *range, size_t bytes);
 // Makes the range free, merged with free neighbours. Returns the merged range.
 struct hz3_range *hz3_range_free_locked(struct hz3_range *range);
+// Programs often ask for the size that they have just given back. The last few ranges wait for that as they are, which saves a
+// merge and a split; any other allocation merges them first.
+void hz3_range_shelve_locked(struct hz3_range *range);
+struct hz3_range *hz3_range_take_shelved_locked(size_t bytes, size_t align);  // exactly so many bytes; NULL if there is none
+void hz3_ranges_clear_shelf_locked(void);
 // Adds fresh address space as one free range.
 void hz3_range_add_locked(char *start, size_t bytes);
 // Joins the right neighbour (in no list) to the range.

@@ -49,15 +49,17 @@ bool hz3_page_map_reserve(const void *start, size_t bytes);
 uint16_t *hz3_page_map_dirty_mask(const void *pointer);
 
 // How much dirty free memory to keep: starts small, grows by what was wanted again within a second after it was purged, and
-// halves after five seconds without.
+// halves after five seconds without (docs/decisions/0007).
 struct hz3_retention {
   size_t limit_bytes;
+  size_t idle_bytes;    // of what was learned, so much may stay when nothing is in use
   size_t recent_bytes;  // purged within a second of each other and not wanted again yet
   uint64_t last_purge_ms, last_regret_ms;
 };
-#define HZ3_RETENTION_INIT {HZ3_RETAIN_MIN_BYTES, 0, 0, 0}
+#define HZ3_RETENTION_INIT {HZ3_RETAIN_MIN_BYTES, 0, 0, 0, 0}
 // The bound now, for a source of which `used_bytes` are in use: what was learned, but beyond eight times the minimum no
-// more than is in use, so that what an oscillating load has taught does not outlive the load.
+// more than is in use, or than a quarter of all that was wanted again: what one swing has taught does not outlive the load, and
+// a load that swings on keeps its memory.
 size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes);
 void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes);
 // Memory that was purged is handed out again. Whether any of it was purged too early.

@@ -436,6 +436,20 @@ TEST(Retention, GrowsByWhatIsWantedAgain) {
   EXPECT_EQ(retention.limit_bytes, kMax);
 }
 
+// With nothing in use: one swing leaves eight times the minimum, several leave what they need.
+TEST(Retention, ALoadThatSwingsOnMayKeepItsMemory) {
+  constexpr size_t kIdle = 8 * HZ3_RETAIN_MIN_BYTES, kSwing = HZ3_RETAIN_MAX_BYTES;
+  hz3_retention retention = HZ3_RETENTION_INIT;
+  for (int swing = 0; swing < 3; swing++) {
+    hz3_retention_note_purge(&retention, kSwing);
+    hz3_retention_note_regret(&retention, kSwing);
+    EXPECT_EQ(hz3_retention_limit(&retention, 0), std::min(std::max(kIdle, (swing + 1) * kSwing / 4), kSwing));
+  }
+  retention.last_regret_ms -= 5001;
+  hz3_retention_note_purge(&retention, HZ3_MIB);
+  EXPECT_EQ(hz3_retention_limit(&retention, 0), std::min(std::max(kIdle, 3 * kSwing / 8), kSwing / 2)) << "it decays";
+}
+
 TEST(Retention, LateUseIsNoRegret) {
   hz3_retention retention = HZ3_RETENTION_INIT;
   hz3_retention_note_purge(&retention, HZ3_MIB);

@@ -9,13 +9,15 @@
 
 // Memory wanted again within this time after a purge counts as purged too early.
 enum { REGRET_MS = 1000 };
-// What an oscillating load has taught may outlive its last swing by this multiple of the minimum.
-enum { IDLE_FACTOR = 8 };
+// What an oscillating load has taught may outlive its last swing by this multiple of the minimum; or by a part of all that was
+// wanted again, so that a load that swings several times a second keeps its memory, and a single burst does not.
+enum { IDLE_FACTOR = 8, IDLE_SHARE = 4 };
 // Among so many of the chunks that have been dirty longest, one with a free half is looked for.
 enum { HALF_TRIES = 16 };
 
 size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes) {
-  return hz3_min(retention->limit_bytes, hz3_max(used_bytes, IDLE_FACTOR * HZ3_RETAIN_MIN_BYTES));
+  size_t idle = hz3_max(retention->idle_bytes, IDLE_FACTOR * HZ3_RETAIN_MIN_BYTES);
+  return hz3_min(retention->limit_bytes, hz3_max(used_bytes, idle));
 }
 
 void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes) {
@@ -25,6 +27,7 @@ void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes) {
   retention->last_purge_ms = now;
   if (now - retention->last_regret_ms > 5 * REGRET_MS && retention->limit_bytes > HZ3_RETAIN_MIN_BYTES) {
     retention->limit_bytes = hz3_max(retention->limit_bytes / 2, HZ3_RETAIN_MIN_BYTES);
+    retention->idle_bytes /= 2;
     retention->last_regret_ms = now;
   }
 }
@@ -39,6 +42,7 @@ bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes) {
   bytes = hz3_min(bytes, retention->recent_bytes);
   retention->recent_bytes -= bytes;
   retention->limit_bytes = hz3_min(retention->limit_bytes + bytes, HZ3_RETAIN_MAX_BYTES);
+  retention->idle_bytes = hz3_min(retention->idle_bytes + bytes / IDLE_SHARE, HZ3_RETAIN_MAX_BYTES);
   retention->last_regret_ms = now;
   return true;
 }
