@@ -170,7 +170,7 @@ static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, bool is_clos
   if (chunk == NULL) return false;
   chunk->base = base;
   chunk->guard_bytes = (uint32_t)guard_bytes;
-  chunk->is_huge = is_huge;
+  chunk->huge = is_huge ? ~(uint64_t)0 : 0;
   hz3_page_map_set_chunk(chunk);
   hz3_lock_acquire(&hz3_pages.lock);
   chunk->free = ~(uint64_t)0;

@@ -14,7 +14,7 @@ HZ3_BEGIN_DECLS
 #define HZ3_CHUNK_SLICES 64
 #define HZ3_CHUNK_BYTES (HZ3_CHUNK_SLICES * HZ3_SLICE_BYTES)
 
-// Chunks after these ask for huge pages, and then these do, too, the next time that they are free and given back. A huge page
+// Chunks after these ask for huge pages, and then these do, too, each half the next time that it is free and given back. A huge page
 // costs about as much as 110 page faults, and by then 2,048 were taken: a heap that stops right there pays a twentieth more, one
 // that grows on takes a fourth of the time for its pages. Not before: a small program would grow by 2 MiB at once
 // (docs/decisions/0022).
@@ -23,13 +23,13 @@ enum { HZ3_SMALL_PAGE_CHUNKS = 2 };
 struct hz3_chunk {
   char *base;
   uint64_t free, dirty, purged;        // one bit per slice, lock: pages; purged: given back and not used since
+  uint64_t huge;                       // one bit per slice, both halves for themselves: asks for a huge page; lock: pages
   uint64_t closed;                     // checked lane: free slices without access, never used; lock: pages
   struct hz3_chunk *next, *prev;       // list of chunks with the same longest free run
   struct hz3_chunk *dirty_next, *dirty_prev;  // chunks with dirty free slices, oldest first
   uint32_t guard_bytes;  // checked lane: behind the chunk, without access; 0 for all but the last of a mapping
   uint8_t longest_run;
   bool on_dirty_list;
-  bool is_huge;                          // asks for huge pages; lock: pages
   uint8_t first_slice[HZ3_CHUNK_SLICES];  // first slice of the span that a slice belongs to
   struct hz3_span spans[HZ3_CHUNK_SLICES] __attribute__((aligned(HZ3_CACHE_LINE)));  // by first slice
 };

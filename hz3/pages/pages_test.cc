@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <atomic>
 #include <random>
+#include <map>
 #include <set>
 #include <thread>
 #include <vector>
@@ -62,6 +63,10 @@ bool IsZero(const char *memory, size_t bytes) {
 bool IsMapped(void *start) {
   unsigned char page;
   return mincore(start, 1, &page) == 0;
+}
+
+hz3_chunk *ChunkOf(hz3_span *span) {
+  return reinterpret_cast<hz3_chunk *>(reinterpret_cast<char *>(span - span->first_slice) - offsetof(hz3_chunk, spans));
 }
 
 class Pages : public testing::Test {
@@ -234,6 +239,29 @@ TEST_F(Pages, HalvesOfChunksGoFirst) {
   EXPECT_EQ(Stats().dirty_bytes, (HZ3_CHUNK_SLICES / 4 + 1) * HZ3_SLICE_BYTES) << "a half of the recent chunk, nothing else";
   hz3_pages_purge_to(0);
   EXPECT_EQ(Stats().dirty_bytes, 0u);
+}
+
+// Each half of a chunk asks for its huge page until a part of it is purged, and again once it is purged as a whole. The first
+// chunks begin to when they are purged.
+TEST_F(Pages, HalvesOfChunksAskForHugePagesEach) {
+  const uint64_t low = UINT32_MAX, all = ~uint64_t{0};
+  std::vector<hz3_span *> spans;
+  for (int i = 0; i < (HZ3_SMALL_PAGE_CHUNKS + 1) * HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
+  hz3_chunk *first = ChunkOf(spans.front()), *last = ChunkOf(spans.back());
+  EXPECT_EQ(first->huge, 0u);
+  EXPECT_EQ(last->huge, all);
+  std::map<hz3_chunk *, hz3_span *> pins;
+  for (hz3_span *span : spans) {
+    if (span->first_slice == HZ3_CHUNK_SLICES / 2) pins[ChunkOf(span)] = span;
+    else Free(span);
+  }
+  hz3_pages_purge_to(0);
+  EXPECT_EQ(first->huge, low);
+  EXPECT_EQ(last->huge, low);
+  for (auto &pin : pins) Free(pin.second);
+  hz3_pages_purge_to(0);
+  EXPECT_EQ(first->huge, all);
+  EXPECT_EQ(last->huge, all);
 }
 
 // A span that is used again right after its pages were purged says that ticks came too early for all of them.

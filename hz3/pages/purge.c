@@ -81,10 +81,13 @@ static uint64_t purge_runs(struct hz3_chunk *chunk, uint64_t mask) {
   return purged;
 }
 
-// The halves of the chunk, each a huge page, that are free as a whole.
+// The slices of each half of a chunk, which is a huge page.
+#define LOW_HALF ((uint64_t)UINT32_MAX)
+#define HIGH_HALF (~LOW_HALF)
+
+// The halves of the chunk that are free as a whole.
 static uint64_t free_halves(const struct hz3_chunk *chunk) {
-  const uint64_t low = UINT32_MAX, high = ~low;
-  return ((chunk->free & low) == low ? low : 0) | ((chunk->free & high) == high ? high : 0);
+  return ((chunk->free & LOW_HALF) == LOW_HALF ? LOW_HALF : 0) | ((chunk->free & HIGH_HALF) == HIGH_HALF ? HIGH_HALF : 0);
 }
 
 // The chunk that has been dirty longest; rather one of which a half can go as a whole.
@@ -101,13 +104,14 @@ static unsigned purge_oldest_locked(void) {
   struct hz3_chunk *chunk = oldest_locked();
   if (chunk == NULL) return 0;
   // Where huge pages are asked for, the kernel makes them afterwards, too, and would fill what is purged between blocks again.
-  // So only halves go as long as there are any. When another part has to go the chunk does without huge pages until it is
-  // free as a whole; with that part go the clean slices, which a huge page made resident.
-  uint64_t halves = free_halves(chunk);
-  bool is_free = halves == ~(uint64_t)0, in_halves = (halves & chunk->dirty) != 0, was_huge = chunk->is_huge;
-  chunk->is_huge = is_free ? hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS : was_huge && in_halves;
-  bool advise = chunk->is_huge != was_huge, huge = chunk->is_huge;
-  uint64_t mask = (in_halves ? halves : chunk->free) & (was_huge ? ~(uint64_t)0 : chunk->dirty);
+  // So only halves go as long as there are any. When a part of a half has to go, that half does without a huge page until it is
+  // free as a whole; with the part go the clean slices, which the huge page made resident.
+  uint64_t halves = free_halves(chunk), huge_before = chunk->huge;
+  bool in_halves = (halves & chunk->dirty) != 0;
+  uint64_t part = in_halves ? halves : (chunk->free & chunk->dirty & LOW_HALF) != 0 ? LOW_HALF : HIGH_HALF;
+  if (!in_halves) chunk->huge &= ~part;
+  else if (hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS) chunk->huge |= part;
+  uint64_t advised = chunk->huge ^ huge_before, mask = chunk->free & part & (chunk->dirty | huge_before);
   uint64_t dirty = mask & chunk->dirty;
   unsigned count = (unsigned)__builtin_popcountll(mask);
   chunk->free &= ~mask;
@@ -116,7 +120,10 @@ static unsigned purge_oldest_locked(void) {
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
   hz3_lock_release(&hz3_pages.lock);
-  if (advise) hz3_os_advise_huge(chunk->base, HZ3_CHUNK_BYTES, huge);
+  if (advised != 0) {
+    char *start = chunk->base + (size_t)__builtin_ctzll(advised) * HZ3_SLICE_BYTES;
+    hz3_os_advise_huge(start, (size_t)__builtin_popcountll(advised) * HZ3_SLICE_BYTES, in_halves);
+  }
   uint64_t purged = purge_runs(chunk, mask);
   hz3_lock_acquire(&hz3_pages.lock);
   chunk->purged |= purged & dirty;
