@@ -200,6 +200,7 @@ static bool map_first(void) {
 
 // Maps more chunks: an eighth of what is there, so that big heaps make few system calls and little is over-reserved.
 static bool grow(void) {
+  uint64_t now = hz3_os_now_ms(), before = __atomic_exchange_n(&hz3_pages.grown_ms, now, __ATOMIC_RELAXED);
   // Relaxed: a flag, nothing is published by it.
   if (HZ3_CHECKED && !__atomic_exchange_n(&hz3_pages.has_had_first, true, __ATOMIC_RELAXED) && map_first()) return true;
   size_t chunks = hz3_read_figure(&hz3_pages.chunks), wanted = hz3_max(1, hz3_min(chunks / 8, MAX_CHUNKS_PER_MAP));
@@ -214,7 +215,7 @@ static bool grow(void) {
     if (base == NULL) continue;
     if (guard != 0) hz3_os_protect(base + bytes, guard);  // refused (too many maps): a page that nobody uses
     __atomic_store_n(&hz3_pages.last_base, base, __ATOMIC_RELAXED);
-    bool is_huge = chunks >= HZ3_SMALL_PAGE_CHUNKS;
+    bool is_huge = chunks >= HZ3_SMALL_PAGE_CHUNKS || (chunks > 0 && now - before <= HZ3_FAST_GROWTH_MS);
     if (is_huge) hz3_os_advise_huge(base, bytes, true);
     size_t added = 0;
     for (bool more = true; more && added < wanted; added += more)

@@ -16,9 +16,9 @@ HZ3_BEGIN_DECLS
 
 // Chunks after these ask for huge pages, and then these do, too, each half the next time that it is free and given back. A huge page
 // costs about as much as 110 page faults, and by then 2,048 were taken: a heap that stops right there pays a twentieth more, one
-// that grows on takes a fourth of the time for its pages. Not before: a small program would grow by 2 MiB at once
-// (docs/decisions/0022).
-enum { HZ3_SMALL_PAGE_CHUNKS = 2 };
+// that grows on takes a fourth of the time for its pages. Not before, or a small program would grow by 2 MiB at once; unless the
+// chunk before was used up within FAST_GROWTH_MS: such a heap is likely to grow on (docs/decisions/0022).
+enum { HZ3_SMALL_PAGE_CHUNKS = 2, HZ3_FAST_GROWTH_MS = 50 };
 
 struct hz3_chunk {
   char *base;
@@ -46,6 +46,7 @@ struct hz3_pages {
   bool has_had_first;      // a chunk was mapped, whatever became of it; atomic
   bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
   uint64_t hollow_regret_ms;  // when a span was last used again too early; atomic
+  uint64_t grown_ms;  // when the last chunk was mapped; atomic
   size_t dirty_low_water;  // fewest dirty free slices since the last tick
   char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps
 };

@@ -241,6 +241,21 @@ TEST_F(Pages, HalvesOfChunksGoFirst) {
   EXPECT_EQ(Stats().dirty_bytes, 0u);
 }
 
+// The first chunk never asks for huge pages; the second does if the first was used up at once.
+TEST_F(Pages, FastGrowthAsksForHugePagesEarlier) {
+  for (bool is_fast : {false, true}) {
+    std::vector<hz3_span *> spans;
+    for (int i = 0; i < HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
+    if (!is_fast) hz3_pages.grown_ms -= HZ3_FAST_GROWTH_MS + 1;
+    else hz3_pages.grown_ms = hz3_os_now_ms();
+    spans.push_back(Alloc(kSliceClass));
+    EXPECT_EQ(ChunkOf(spans.front())->huge, 0u);
+    EXPECT_EQ(ChunkOf(spans.back())->huge, is_fast ? ~uint64_t{0} : 0u);
+    for (hz3_span *span : spans) Free(span);
+    hz3_pages_trim(true);
+  }
+}
+
 // Each half of a chunk asks for its huge page until a part of it is purged, and again once it is purged as a whole. The first
 // chunks begin to when they are purged.
 TEST_F(Pages, HalvesOfChunksAskForHugePagesEach) {

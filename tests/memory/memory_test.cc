@@ -210,7 +210,7 @@ SCENARIO(thread_that_only_frees_mixed_sizes) {
 SCENARIO(dead_threads_are_reused) {
   static std::vector<void*> inherited;
   long early = 0;
-  for (int t = 0; t < 600; t++) {
+  for (int t = 0; t < 1600; t++) {
     std::thread([] {
       std::vector<void*> mine;
       Random random(6);
@@ -224,7 +224,8 @@ SCENARIO(dead_threads_are_reused) {
     }).join();
     if (t == 100) early = resident_kb();
   }
-  require_at_most("growth over 500 threads", resident_kb() - early, 2048);
+  // A wandering heap may reach one huge page more; one KiB lost by each thread would be 1,500.
+  require_at_most("growth over 1500 threads", resident_kb() - early, 2048 + 1024);
   require_at_most("in all", resident_kb(), 16 << 10);
 }
 
