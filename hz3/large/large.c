@@ -73,70 +73,6 @@ static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) 
   return range;
 }
 
-static char *map_below(size_t bytes, size_t align) {
-  hz3_lock_acquire(&hz3_ranges.lock);
-  char *above = hz3_ranges.lowest == NULL ? NULL : hz3_ranges.lowest->start;
-  hz3_lock_release(&hz3_ranges.lock);
-  void *hint = above == NULL ? NULL : (void *)((uintptr_t)above - bytes);  // wraps for an absurd size, which then fails
-  return (char *)hz3_os_map_aligned(hint, bytes, align);
-}
-
-static size_t mapping_bytes(size_t bytes) {
-  if (bytes < MAP_ALONE_MIN_BYTES)
-    bytes = hz3_max(bytes, hz3_min(hz3_read_figure(&hz3_ranges.mapped_bytes) / 4, MAP_AHEAD_MAX_BYTES));
-  return bytes < PTRDIFF_MAX / 2 ? hz3_round_up(bytes, HUGE_PAGE_BYTES) : bytes;
-}
-
-static bool map_more(size_t bytes) {
-  size_t wanted = mapping_bytes(bytes);
-  char *start = map_below(wanted, HUGE_PAGE_BYTES);
-  if (start != NULL) bytes = wanted;
-  else start = map_below(bytes, HZ3_SLICE_BYTES);
-  if (start == NULL) return false;
-  hz3_os_advise_huge(start, bytes, true);
-  if (!hz3_page_map_reserve(start, bytes) || !hz3_ranges_lock_with_descriptors(1)) {
-    hz3_os_unmap(start, bytes);
-    return false;
-  }
-  hz3_dirty_clear(start, bytes);  // another mapping may have been here before
-  hz3_range_add_locked(start, bytes);
-  hz3_retention_note_regret(&hz3_ranges.retention, bytes);  // what was unmapped a moment ago would have done
-  hz3_lock_release(&hz3_ranges.lock);
-  return true;
-}
-
-static struct hz3_range *alloc_range(size_t bytes, size_t align) {
-  if (bytes > PTRDIFF_MAX || align > PTRDIFF_MAX - bytes) return NULL;
-  size_t usable = page_round(hz3_max(bytes, 1)), place = placement_bytes(usable);
-  align = hz3_max(align, HZ3_SLICE_BYTES);
-  size_t map_bytes = place + (align > HZ3_SLICE_BYTES ? align : 0);
-  struct hz3_range *range = NULL;
-  do {
-    if (!hz3_ranges_lock_with_descriptors(DESCRIPTORS_PER_ALLOC)) return NULL;
-    range = take_locked(usable, place, align);
-    hz3_lock_release(&hz3_ranges.lock);
-  } while (range == NULL && map_more(map_bytes));
-  return range;
-}
-
-// Clears the slices that may be non-zero; runs of them in one memset.
-static void clear_dirty(struct hz3_range *range) {
-  size_t run = 0, at = 0;
-  for (; at < range->usable_bytes; at += HZ3_SLICE_BYTES) {
-    if (hz3_dirty_test(range->start + at)) continue;
-    __builtin_memset(range->start + run, 0, at - run);
-    run = at + HZ3_SLICE_BYTES;
-  }
-  if (run < range->usable_bytes) __builtin_memset(range->start + run, 0, range->usable_bytes - run);
-}
-
-void *hz3_large_alloc(size_t bytes, size_t align, bool zero) {
-  struct hz3_range *range = alloc_range(bytes, align);
-  if (range == NULL) return NULL;
-  if (zero) clear_dirty(range);
-  return range->start;
-}
-
 // The live block that starts at this address, NULL if none.
 static struct hz3_range *range_of(const void *pointer) {
   struct hz3_range *range = (struct hz3_range *)hz3_page_map_large_of(pointer);
@@ -213,20 +149,94 @@ static struct hz3_range *take_oldest_locked(size_t keep_bytes, bool may_split) {
   return end;
 }
 
-// Purges what has been free longest until at most `keep_bytes` of dirty free memory are left.
-static bool purge_to(size_t keep_bytes) {
+// Purges what has been free longest until at most `keep_bytes` of dirty free memory are left. Whether it is to be regretted if
+// that is wanted again.
+static bool purge_to(size_t keep_bytes, bool is_learning) {
   bool any = false, clean = true;
   while (clean) {
     bool may_split = hz3_ranges_lock_with_descriptors(1);
     if (!may_split) hz3_lock_acquire(&hz3_ranges.lock);
     struct hz3_range *range = take_oldest_locked(keep_bytes, may_split);
-    if (range != NULL) hz3_retention_note_purge(&hz3_ranges.retention, range->bytes);
+    if (range != NULL && is_learning) hz3_retention_note_purge(&hz3_ranges.retention, range->bytes);
     hz3_lock_release(&hz3_ranges.lock);
     if (range == NULL) return any;
     clean = range->bytes >= UNMAP_MIN_BYTES ? unmap_range(range) : purge_range(range);
     any = true;
   }
   return any;
+}
+
+static char *map_below(size_t bytes, size_t align) {
+  hz3_lock_acquire(&hz3_ranges.lock);
+  char *above = hz3_ranges.lowest == NULL ? NULL : hz3_ranges.lowest->start;
+  hz3_lock_release(&hz3_ranges.lock);
+  void *hint = above == NULL ? NULL : (void *)((uintptr_t)above - bytes);  // wraps for an absurd size, which then fails
+  return (char *)hz3_os_map_aligned(hint, bytes, align);
+}
+
+static size_t mapping_bytes(size_t bytes) {
+  if (bytes < MAP_ALONE_MIN_BYTES)
+    bytes = hz3_max(bytes, hz3_min(hz3_read_figure(&hz3_ranges.mapped_bytes) / 4, MAP_AHEAD_MAX_BYTES));
+  return bytes < PTRDIFF_MAX / 2 ? hz3_round_up(bytes, HUGE_PAGE_BYTES) : bytes;
+}
+
+// Before more is mapped: what could not even hold this block as a whole is not kept beside it, but for what any program may keep.
+static void make_way(size_t bytes) {
+  hz3_lock_acquire(&hz3_ranges.lock);
+  hz3_retention_note_regret(&hz3_ranges.retention, bytes);  // what was unmapped a moment ago would have done
+  bool keeps_too_little = hz3_ranges.dirty_bytes <= bytes && hz3_ranges.dirty_bytes > UNMAP_MIN_BYTES;
+  hz3_lock_release(&hz3_ranges.lock);
+  if (keeps_too_little) purge_to(HZ3_RETAIN_MIN_BYTES, false);
+}
+
+static bool map_more(size_t bytes) {
+  make_way(bytes);
+  size_t wanted = mapping_bytes(bytes);
+  char *start = map_below(wanted, HUGE_PAGE_BYTES);
+  if (start != NULL) bytes = wanted;
+  else start = map_below(bytes, HZ3_SLICE_BYTES);
+  if (start == NULL) return false;
+  hz3_os_advise_huge(start, bytes, true);
+  if (!hz3_page_map_reserve(start, bytes) || !hz3_ranges_lock_with_descriptors(1)) {
+    hz3_os_unmap(start, bytes);
+    return false;
+  }
+  hz3_dirty_clear(start, bytes);  // another mapping may have been here before
+  hz3_range_add_locked(start, bytes);
+  hz3_lock_release(&hz3_ranges.lock);
+  return true;
+}
+
+static struct hz3_range *alloc_range(size_t bytes, size_t align) {
+  if (bytes > PTRDIFF_MAX || align > PTRDIFF_MAX - bytes) return NULL;
+  size_t usable = page_round(hz3_max(bytes, 1)), place = placement_bytes(usable);
+  align = hz3_max(align, HZ3_SLICE_BYTES);
+  size_t map_bytes = place + (align > HZ3_SLICE_BYTES ? align : 0);
+  struct hz3_range *range = NULL;
+  do {
+    if (!hz3_ranges_lock_with_descriptors(DESCRIPTORS_PER_ALLOC)) return NULL;
+    range = take_locked(usable, place, align);
+    hz3_lock_release(&hz3_ranges.lock);
+  } while (range == NULL && map_more(map_bytes));
+  return range;
+}
+
+// Clears the slices that may be non-zero; runs of them in one memset.
+static void clear_dirty(struct hz3_range *range) {
+  size_t run = 0, at = 0;
+  for (; at < range->usable_bytes; at += HZ3_SLICE_BYTES) {
+    if (hz3_dirty_test(range->start + at)) continue;
+    __builtin_memset(range->start + run, 0, at - run);
+    run = at + HZ3_SLICE_BYTES;
+  }
+  if (run < range->usable_bytes) __builtin_memset(range->start + run, 0, range->usable_bytes - run);
+}
+
+void *hz3_large_alloc(size_t bytes, size_t align, bool zero) {
+  struct hz3_range *range = alloc_range(bytes, align);
+  if (range == NULL) return NULL;
+  if (zero) clear_dirty(range);
+  return range->start;
 }
 
 // What was learned, or as much as lives, if that is more: a program that holds many big blocks will want others, and best
@@ -237,9 +247,17 @@ static size_t keep_limit_locked(void) {
   return hz3_max(learned, hz3_min(hz3_ranges.live_bytes, HZ3_RETAIN_MAX_BYTES));
 }
 
+// What to keep where a block of so many bytes was freed and the limit exceeded: whole ones of its size, since a part would lie
+// idle beside the next; but always as much as the smallest limit allows.
+static size_t kept_bytes(size_t limit, size_t bytes) {
+  size_t keep = limit / 4 * 3;
+  return bytes == 0 ? keep : hz3_max(keep / bytes * bytes, hz3_min(keep, HZ3_RETAIN_MIN_BYTES / 4 * 3));
+}
+
 bool hz3_large_free(void *pointer) {
   hz3_lock_acquire(&hz3_ranges.lock);
   struct hz3_range *range = range_of(pointer);
+  size_t bytes = range == NULL ? 0 : range->bytes;
   if (range != NULL) {
     end_use_locked(range);
     hz3_range_shelve_locked(range);
@@ -247,7 +265,7 @@ bool hz3_large_free(void *pointer) {
   size_t limit = keep_limit_locked();
   bool over = hz3_ranges.dirty_bytes > limit;
   hz3_lock_release(&hz3_ranges.lock);
-  if (over) purge_to(limit / 4 * 3);
+  if (over) purge_to(kept_bytes(limit, bytes), true);
   return range != NULL;
 }
 
@@ -315,7 +333,7 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   bool over = hz3_ranges.dirty_bytes > limit;
   hz3_lock_release(&hz3_ranges.lock);
   if (fits) set_usable(range, usable);
-  if (over) purge_to(limit / 4 * 3);
+  if (over) purge_to(limit / 4 * 3, true);
   return fits;
 }
 
@@ -390,14 +408,14 @@ void hz3_large_purge_idle(void) {
   hz3_lock_acquire(&hz3_ranges.lock);
   size_t keep = hz3_ranges.dirty_bytes - hz3_min(hz3_ranges.dirty_low_water / 2, hz3_ranges.dirty_bytes);
   hz3_lock_release(&hz3_ranges.lock);
-  purge_to(keep);
+  purge_to(keep, true);
   hz3_lock_acquire(&hz3_ranges.lock);
   hz3_ranges.dirty_low_water = hz3_ranges.dirty_bytes;
   hz3_lock_release(&hz3_ranges.lock);
 }
 
 bool hz3_large_trim(bool unmap) {
-  bool any = purge_to(0);
+  bool any = purge_to(0, true);
   return unmap ? unmap_free_ranges() || any : any;
 }
 

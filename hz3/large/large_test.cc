@@ -90,6 +90,7 @@ class Large : public testing::Test {
   void SetUp() override {
     ASSERT_EQ(Stats().mapped_bytes, 0u);
     hz3_ranges.retention = HZ3_RETENTION_INIT;
+    hz3_ranges.size_hits = 0;
   }
   void TearDown() override {
     ExpectRangesAreSound();
@@ -197,6 +198,8 @@ TEST_F(Large, TheSameSizeFindsTheRangeAsItWas) {
   Alloc(32 * HZ3_MIB);  // as much as lives may stay dirty
   std::vector<char *> blocks;
   for (size_t mib : {2, 3, 4, 3, 5}) blocks.push_back(Alloc(mib * HZ3_MIB));
+  for (hz3_range *range : hz3_ranges.shelf) ASSERT_EQ(range, nullptr) << "these sizes were not asked for again yet";
+  hz3_ranges.size_hits = HZ3_SHELF_HITS;
   for (char *block : blocks) Free(block);
   EXPECT_EQ(std::count(std::begin(hz3_ranges.shelf), std::end(hz3_ranges.shelf), nullptr), 0);
   char *last = Alloc(3 * HZ3_MIB);
@@ -205,6 +208,22 @@ TEST_F(Large, TheSameSizeFindsTheRangeAsItWas) {
   ExpectRangesAreSound();
   Alloc(6 * HZ3_MIB);
   for (hz3_range *range : hz3_ranges.shelf) EXPECT_EQ(range, nullptr) << "another size merges them";
+  Free(last);
+  for (hz3_range *range : hz3_ranges.shelf) EXPECT_EQ(range, nullptr) << "and none is shelved until sizes come again";
+}
+
+TEST_F(Large, RangesAreShelvedWhileSizesComeAgain) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 32 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
+  auto shelved = [] { return HZ3_SHELF_RANGES - std::count(std::begin(hz3_ranges.shelf), std::end(hz3_ranges.shelf), nullptr); };
+  Alloc(32 * HZ3_MIB);
+  for (unsigned i = 0; i <= HZ3_SHELF_HITS; i++) {
+    EXPECT_EQ(shelved(), 0);
+    char *first = Alloc(2 * HZ3_MIB), *second = Alloc(5 * HZ3_MIB);
+    Free(first);
+    Free(second);
+    if (i * 2 >= HZ3_SHELF_HITS) break;
+  }
+  EXPECT_EQ(shelved(), 2);
 }
 
 TEST_F(Large, AShelvedRangeIsTakenOnlyIfAligned) {
@@ -212,6 +231,7 @@ TEST_F(Large, AShelvedRangeIsTakenOnlyIfAligned) {
   for (int i = 0; i < 4; i++) {
     char *block = Alloc(3 * HZ3_MIB);
     auto address = reinterpret_cast<uintptr_t>(block);
+    hz3_ranges.size_hits = HZ3_SHELF_HITS;
     Free(block);
     EXPECT_NE(Alloc(3 * HZ3_MIB, 2 * (address & -address)), block);
     EXPECT_NE(Alloc(3 * HZ3_MIB), nullptr);
@@ -223,8 +243,13 @@ TEST_F(Large, ShelvedMemoryIsCleared) {
   Alloc(32 * HZ3_MIB);
   char *block = Alloc(4 * HZ3_MIB);
   memset(block, 1, 4 * HZ3_MIB);
+  for (size_t bytes : {size_t{4 * HZ3_MIB}, 4 * HZ3_MIB - HZ3_SLICE_BYTES / 2}) {
+    hz3_ranges.size_hits = HZ3_SHELF_HITS;
+    Free(block);
+    block = Alloc(bytes);
+  }
+  hz3_ranges.size_hits = HZ3_SHELF_HITS;
   Free(block);
-  Free(Alloc(4 * HZ3_MIB - 3 * HZ3_SLICE_BYTES));
   ExpectRangesAreSound();
   EXPECT_TRUE(IsFilled(Alloc(4 * HZ3_MIB, 1, true), 4 * HZ3_MIB, 0));
 }
@@ -398,6 +423,18 @@ TEST_F(Large, BigPurgedRangesLeaveTheAddressSpace) {
   hz3_large_trim(false);
   EXPECT_FALSE(IsMapped(block + 127 * HZ3_MIB));
   EXPECT_LE(Stats().mapped_bytes, hz3_ranges.retention.limit_bytes) << "all but what was retained";
+}
+
+// A load of one big block that comes and goes: what is kept of it never lies beside the next one.
+TEST_F(Large, NoPartOfABigBlockIsKept) {
+  if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
+  for (size_t i = 0; i < 12; i++) {
+    size_t bytes = 200 * HZ3_MIB + i % 3 * 3 * HZ3_MIB;
+    char *block = Alloc(bytes);
+    for (size_t at = 0; at < bytes; at += HZ3_MIB) block[at] = 1;
+    EXPECT_LE(Stats().dirty_free_bytes, HZ3_RETAIN_MIN_BYTES + 8 * HZ3_MIB) << "round " << i;
+    Free(block);
+  }
 }
 
 TEST_F(Large, MappingWhatWasUnmappedAMomentAgoRaisesTheLimit) {

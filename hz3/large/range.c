@@ -167,14 +167,23 @@ static struct hz3_range *take_from_shelf_locked(struct hz3_range **slot) {
 }
 
 void hz3_range_shelve_locked(struct hz3_range *range) {
-  struct hz3_range **slot = &hz3_ranges.shelf[hz3_ranges.shelf_next++ % HZ3_SHELF_RANGES];
+  unsigned next = hz3_ranges.shelf_next++ % HZ3_SHELF_RANGES;
+  struct hz3_range **slot = &hz3_ranges.shelf[next];
   if (*slot != NULL) hz3_range_free_locked(take_from_shelf_locked(slot));
+  hz3_ranges.shelf_sizes[next] = range->bytes;
+  if (hz3_ranges.size_hits < HZ3_SHELF_HITS) {
+    hz3_range_free_locked(range);
+    return;
+  }
   range->state = HZ3_RANGE_SHELVED;
   hz3_ranges.dirty_bytes += range->dirty_bytes;
   *slot = range;
 }
 
 struct hz3_range *hz3_range_take_shelved_locked(size_t bytes, size_t align) {
+  bool is_hit = false;
+  for (unsigned i = 0; i < HZ3_SHELF_RANGES; i++) is_hit |= hz3_ranges.shelf_sizes[i] == bytes;
+  hz3_ranges.size_hits = is_hit ? hz3_min(hz3_ranges.size_hits + 1, HZ3_SHELF_HITS) : 0;
   for (unsigned i = 1; i <= HZ3_SHELF_RANGES; i++) {
     struct hz3_range **slot = &hz3_ranges.shelf[(hz3_ranges.shelf_next - i) % HZ3_SHELF_RANGES], *range = *slot;
     if (range == NULL || range->bytes != bytes || (uintptr_t)range->start % align != 0) continue;

@@ -31,7 +31,7 @@ struct hz3_range {
 };
 
 // 8 bins per doubling of slices; 2^31 slices cover the address space.
-enum { HZ3_RANGE_BINS = 8 * 30, HZ3_RANGE_WORDS = (HZ3_RANGE_BINS + 63) / 64, HZ3_SHELF_RANGES = 4 };
+enum { HZ3_RANGE_BINS = 8 * 30, HZ3_RANGE_WORDS = (HZ3_RANGE_BINS + 63) / 64, HZ3_SHELF_RANGES = 4, HZ3_SHELF_HITS = 8 };
 
 struct hz3_ranges {
   struct hz3_lock lock;
@@ -39,7 +39,9 @@ struct hz3_ranges {
   uint64_t bin_bits[HZ3_RANGE_WORDS];
   struct hz3_range *oldest_dirty, *newest_dirty;
   struct hz3_range *shelf[HZ3_SHELF_RANGES];  // NULL: empty
+  size_t shelf_sizes[HZ3_SHELF_RANGES];       // bytes of the ranges that were freed last, shelved or not
   unsigned shelf_next;                        // where the next one goes, the oldest
+  unsigned size_hits;                         // allocations in a row for which one of the sizes was right, up to HZ3_SHELF_HITS
   struct hz3_range *spare;
   struct hz3_range *lowest;  // first range of the newest mapping: the next mapping usually ends where it starts
   struct hz3_retention retention;
@@ -59,9 +61,10 @@ void hz3_range_take_locked(struct hz3_range *range);  // this free range, off th
 struct hz3_range *hz3_range_split_locked(struct hz3_range *range, size_t bytes);
 // Makes the range free, merged with free neighbours. Returns the merged range.
 struct hz3_range *hz3_range_free_locked(struct hz3_range *range);
-// Programs often ask for the size that they have just given back. The last few ranges wait for that as they are, which saves a
-// merge and a split; any other allocation merges them first.
-void hz3_range_shelve_locked(struct hz3_range *range);
+// Many programs ask for the sizes that they have just given back. While one does, the last few ranges wait for that as they are,
+// which saves a merge and a split; any other allocation merges them first, and where sizes are mixed, so that best fit has
+// bigger ranges to choose from, none is shelved.
+void hz3_range_shelve_locked(struct hz3_range *range);  // or frees it
 struct hz3_range *hz3_range_take_shelved_locked(size_t bytes, size_t align);  // exactly so many bytes; NULL if there is none
 void hz3_ranges_clear_shelf_locked(void);
 // Adds fresh address space as one free range.

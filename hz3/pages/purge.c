@@ -104,12 +104,12 @@ static unsigned purge_oldest_locked(void) {
   struct hz3_chunk *chunk = oldest_locked();
   if (chunk == NULL) return 0;
   // Where huge pages are asked for, the kernel makes them afterwards, too, and would fill what is purged between blocks again.
-  // So only halves go as long as there are any. When a part of a half has to go, that half does without a huge page until it is
-  // free as a whole; with the part go the clean slices, which the huge page made resident.
+  // So only halves go as long as there are any. When parts of halves have to go, those halves do without huge pages until they are
+  // free as a whole; with the parts go the clean slices, which the huge pages made resident.
   uint64_t halves = free_halves(chunk), huge_before = chunk->huge;
   bool in_halves = (halves & chunk->dirty) != 0;
-  uint64_t part = in_halves ? halves : (chunk->free & chunk->dirty & LOW_HALF) != 0 ? LOW_HALF : HIGH_HALF;
-  if (!in_halves) chunk->huge &= ~part;
+  uint64_t part = in_halves ? halves : ~halves;
+  if (!in_halves) chunk->huge &= halves;
   else if (hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS) chunk->huge |= part;
   uint64_t advised = chunk->huge ^ huge_before, mask = chunk->free & part & (chunk->dirty | huge_before);
   uint64_t dirty = mask & chunk->dirty;
