@@ -136,32 +136,6 @@ static struct hz3_span *span_of(unsigned size_class, void *object) {
   return span;
 }
 
-// Marks the objects from the start that are of the span as free; returns how many, at least one. The word being changed stays
-// in a register, because a load of it would wait for the store before.
-static size_t mark_run_locked(struct hz3_span *span, const struct hz3_size_class class, void *const *objects, size_t count) {
-  const char *base = span->base;
-  uint64_t *words = span->free_words, word = 0;
-  size_t carved = span->carved * (size_t)class.bytes, at = SIZE_MAX, i = 0;
-  for (; i < count; i++) {
-    size_t offset = (size_t)((const char *)objects[i] - base);
-    if (offset >= carved) break;  // of another span
-    bool is_start;
-    size_t index = hz3_object_index(class.reciprocal, offset, &is_start);
-    if (HZ3_UNLIKELY(!is_start)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, objects[i], class.bytes);
-    if (index / 64 != at) {
-      if (at != SIZE_MAX) words[at] = word;
-      at = index / 64;
-      word = words[at];
-    }
-    uint64_t bit = (uint64_t)1 << index % 64;
-    if (HZ3_UNLIKELY(word & bit)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, objects[i], class.bytes);
-    word |= bit;
-  }
-  if (HZ3_UNLIKELY(i == 0)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, objects[0], class.bytes);
-  words[at] = word;
-  return i;
-}
-
 // Spans that a release took off the lists, linked by next.
 struct off_list {
   struct hz3_span *retired;  // free, and out of the store
@@ -239,15 +213,51 @@ static void purge_hollow(struct hz3_span_store *store, struct off_list *off) {
   }
 }
 
+// `count` objects of the span are marked as free.
+static void end_run_locked(struct hz3_span_store *store, struct hz3_span *span, size_t count, struct off_list *off) {
+  span->free_count += (uint32_t)count;
+  if (span->free_count >= span->settle_at) settle_locked(store, span, count, off);
+}
+
+// Objects of one span often follow each other. The word of the bitmap that is being changed stays in a register, because a load of
+// it would wait for the store before.
 struct hz3_span *hz3_span_store_release(struct hz3_span_store *store, unsigned size_class, void **objects, size_t count) {
+  const struct hz3_size_class class = hz3_size_classes[size_class];
   struct off_list off = {NULL, NULL};
+  struct hz3_span *span = NULL;
+  const char *base = NULL;
+  size_t carved_bytes = 0, at = 0;
+  uint64_t none = 0, *words = &none, word = 0;  // words[at]
+  void **end = objects + count, **run = objects;
   hz3_lock_acquire(&store->lock);
-  for (size_t i = 0, run; i < count; i += run) {
-    struct hz3_span *span = span_of(size_class, objects[i]);
-    run = mark_run_locked(span, hz3_size_classes[size_class], objects + i, count - i);
-    span->free_count += (uint32_t)run;
-    if (span->free_count >= span->settle_at) settle_locked(store, span, run, &off);
+  for (; objects != end; objects++) {
+    const char *object = (const char *)*objects;
+    bool is_start;
+    if ((size_t)(object - base) >= carved_bytes) {
+      words[at] = word;
+      if (span != NULL) end_run_locked(store, span, (size_t)(objects - run), &off);
+      span = span_of(size_class, *objects);
+      base = span->base;
+      carved_bytes = span->carved * (size_t)class.bytes;
+      if (HZ3_UNLIKELY((size_t)(object - base) >= carved_bytes)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class.bytes);
+      words = span->free_words;
+      at = hz3_object_index(class.reciprocal, (size_t)(object - base), &is_start) / 64;
+      word = words[at];
+      run = objects;
+    }
+    size_t index = hz3_object_index(class.reciprocal, (size_t)(object - base), &is_start);
+    if (HZ3_UNLIKELY(!is_start)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class.bytes);
+    if (index / 64 != at) {
+      words[at] = word;
+      at = index / 64;
+      word = words[at];
+    }
+    uint64_t bit = (uint64_t)1 << index % 64;
+    if (HZ3_UNLIKELY(word & bit)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, object, class.bytes);
+    word |= bit;
   }
+  words[at] = word;
+  if (span != NULL) end_run_locked(store, span, (size_t)(objects - run), &off);
   hz3_take_from_figure(&store->live_objects, count);
   hz3_lock_release(&store->lock);
   purge_hollow(store, &off);
