@@ -12,6 +12,9 @@
 #define MOVE_MIN_BYTES ((size_t)16 * 1024 * 1024)
 // Purged ranges of this size leave the address space too: the call costs the same, and limits and commit see it.
 #define UNMAP_MIN_BYTES ((size_t)64 * 1024 * 1024)
+// Kept memory of more than this makes way for a block that it could not hold even as a whole: what the retention of a program that
+// does not swing may keep.
+#define MAKE_WAY_MIN_BYTES ((size_t)64 * 1024 * 1024)
 // A split at either end of a range.
 enum { DESCRIPTORS_PER_ALLOC = 2 };
 // Mappings are whole huge pages and ask for them: a 15 MiB block then takes 10 page faults instead of 3,840 (docs/decisions/0022).
@@ -180,11 +183,11 @@ static size_t mapping_bytes(size_t bytes) {
   return bytes < PTRDIFF_MAX / 2 ? hz3_round_up(bytes, HUGE_PAGE_BYTES) : bytes;
 }
 
-// Before more is mapped: what could not even hold this block as a whole is not kept beside it, but for what any program may keep.
+// Before more is mapped for a block.
 static void make_way(size_t bytes) {
   hz3_lock_acquire(&hz3_ranges.lock);
   hz3_retention_note_regret(&hz3_ranges.retention, bytes);  // what was unmapped a moment ago would have done
-  bool keeps_too_little = hz3_ranges.dirty_bytes <= bytes && hz3_ranges.dirty_bytes > UNMAP_MIN_BYTES;
+  bool keeps_too_little = hz3_ranges.dirty_bytes <= bytes && hz3_ranges.dirty_bytes > MAKE_WAY_MIN_BYTES;
   hz3_lock_release(&hz3_ranges.lock);
   if (keeps_too_little) purge_to(HZ3_RETAIN_MIN_BYTES, false);
 }
@@ -247,8 +250,8 @@ static size_t keep_limit_locked(void) {
   return hz3_max(learned, hz3_min(hz3_ranges.live_bytes, HZ3_RETAIN_MAX_BYTES));
 }
 
-// What to keep where a block of so many bytes was freed and the limit exceeded: whole ones of its size, since a part would lie
-// idle beside the next; but always as much as the smallest limit allows.
+// What to keep where the limit is exceeded. After a block of so many bytes was freed: whole ones of its size, since a part would
+// lie idle beside the next; but always as much as the smallest limit allows.
 static size_t kept_bytes(size_t limit, size_t bytes) {
   size_t keep = limit / 4 * 3;
   return bytes == 0 ? keep : hz3_max(keep / bytes * bytes, hz3_min(keep, HZ3_RETAIN_MIN_BYTES / 4 * 3));
@@ -333,7 +336,7 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   bool over = hz3_ranges.dirty_bytes > limit;
   hz3_lock_release(&hz3_ranges.lock);
   if (fits) set_usable(range, usable);
-  if (over) purge_to(limit / 4 * 3, true);
+  if (over) purge_to(kept_bytes(limit, 0), true);
   return fits;
 }
 

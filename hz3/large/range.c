@@ -166,10 +166,13 @@ static struct hz3_range *take_from_shelf_locked(struct hz3_range **slot) {
   return range;
 }
 
+static void clear_slot_locked(struct hz3_range **slot) {
+  if (*slot != NULL) hz3_range_free_locked(take_from_shelf_locked(slot));
+}
+
 void hz3_range_shelve_locked(struct hz3_range *range) {
   unsigned next = hz3_ranges.shelf_next++ % HZ3_SHELF_RANGES;
-  struct hz3_range **slot = &hz3_ranges.shelf[next];
-  if (*slot != NULL) hz3_range_free_locked(take_from_shelf_locked(slot));
+  clear_slot_locked(&hz3_ranges.shelf[next]);
   hz3_ranges.shelf_sizes[next] = range->bytes;
   if (hz3_ranges.size_hits < HZ3_SHELF_HITS) {
     hz3_range_free_locked(range);
@@ -177,7 +180,7 @@ void hz3_range_shelve_locked(struct hz3_range *range) {
   }
   range->state = HZ3_RANGE_SHELVED;
   hz3_ranges.dirty_bytes += range->dirty_bytes;
-  *slot = range;
+  hz3_ranges.shelf[next] = range;
 }
 
 struct hz3_range *hz3_range_take_shelved_locked(size_t bytes, size_t align) {
@@ -186,17 +189,13 @@ struct hz3_range *hz3_range_take_shelved_locked(size_t bytes, size_t align) {
   hz3_ranges.size_hits = is_hit ? hz3_min(hz3_ranges.size_hits + 1, HZ3_SHELF_HITS) : 0;
   for (unsigned i = 1; i <= HZ3_SHELF_RANGES; i++) {
     struct hz3_range **slot = &hz3_ranges.shelf[(hz3_ranges.shelf_next - i) % HZ3_SHELF_RANGES], *range = *slot;
-    if (range == NULL || range->bytes != bytes || (uintptr_t)range->start % align != 0) continue;
-    take_from_shelf_locked(slot);
-    return range;
+    if (range != NULL && range->bytes == bytes && (uintptr_t)range->start % align == 0) return take_from_shelf_locked(slot);
   }
   return NULL;
 }
 
 void hz3_ranges_clear_shelf_locked(void) {
-  for (unsigned i = 0; i < HZ3_SHELF_RANGES; i++) {
-    if (hz3_ranges.shelf[i] != NULL) hz3_range_free_locked(take_from_shelf_locked(&hz3_ranges.shelf[i]));
-  }
+  for (unsigned i = 0; i < HZ3_SHELF_RANGES; i++) clear_slot_locked(&hz3_ranges.shelf[i]);
 }
 
 void hz3_range_add_locked(char *start, size_t bytes) {

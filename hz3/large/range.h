@@ -39,7 +39,7 @@ struct hz3_ranges {
   uint64_t bin_bits[HZ3_RANGE_WORDS];
   struct hz3_range *oldest_dirty, *newest_dirty;
   struct hz3_range *shelf[HZ3_SHELF_RANGES];  // NULL: empty
-  size_t shelf_sizes[HZ3_SHELF_RANGES];       // bytes of the ranges that were freed last, shelved or not
+  size_t shelf_sizes[HZ3_SHELF_RANGES];       // bytes of the ranges freed last, shelved or not
   unsigned shelf_next;                        // where the next one goes, the oldest
   unsigned size_hits;                         // allocations in a row for which one of the sizes was right, up to HZ3_SHELF_HITS
   struct hz3_range *spare;

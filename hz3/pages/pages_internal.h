@@ -17,7 +17,7 @@ HZ3_BEGIN_DECLS
 // Chunks after these ask for huge pages, and then these do, too, each half the next time that it is free and given back. A huge page
 // costs about as much as 110 page faults, and by then 2,048 were taken: a heap that stops right there pays a twentieth more, one
 // that grows on takes a fourth of the time for its pages. Not before, or a small program would grow by 2 MiB at once; unless the
-// chunk before was used up within FAST_GROWTH_MS: such a heap is likely to grow on (docs/decisions/0022).
+// chunk before was used up within HZ3_FAST_GROWTH_MS: such a heap is likely to grow on (docs/decisions/0022).
 enum { HZ3_SMALL_PAGE_CHUNKS = 2, HZ3_FAST_GROWTH_MS = 50 };
 
 struct hz3_chunk {
