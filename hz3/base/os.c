@@ -116,6 +116,14 @@ uint64_t hz3_os_now_ms(void) {
   return (uint64_t)now.tv_sec * 1000u + (uint64_t)now.tv_nsec / 1000000u;
 }
 
+uint64_t hz3_os_thread_ns(void) {
+  struct timespec used = {0};
+  int saved = errno;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+  errno = saved;
+  return (uint64_t)used.tv_sec * 1000000000u + (uint64_t)used.tv_nsec;
+}
+
 unsigned hz3_os_cpu_count(void) {
   // The affinity mask, not sysconf: sysconf opens files, and may allocate.
   unsigned long mask[1024 / sizeof(unsigned long)];

@@ -38,6 +38,8 @@ size_t hz3_os_page_bytes(void);
 uint64_t hz3_os_random(void);
 // Milliseconds since some fixed point, at tick resolution.
 uint64_t hz3_os_now_ms(void);
+// Nanoseconds of processor time of this thread: what others take away in between does not count.
+uint64_t hz3_os_thread_ns(void);
 unsigned hz3_os_cpu_count(void);
 // The CPU this thread runs on, as a hint; 0 where unknown.
 unsigned hz3_os_cpu(void);

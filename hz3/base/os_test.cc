@@ -211,6 +211,15 @@ TEST_F(Os, ClockGoesForward) {
   EXPECT_LE(passed, 10000u);
 }
 
+TEST_F(Os, ThreadTimePassesWithWorkOnly) {
+  uint64_t start = hz3_os_thread_ns();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_LT(hz3_os_thread_ns() - start, 25000000u) << "asleep";
+  start = hz3_os_thread_ns();
+  for (uint64_t began = hz3_os_now_ms(); hz3_os_thread_ns() - start < 2000000;)
+    ASSERT_LT(hz3_os_now_ms() - began, 60000u) << "at work";
+}
+
 TEST_F(Os, CountsTheCpusOfItsAffinity) {
   cpu_set_t mask;
   ASSERT_EQ(sched_getaffinity(0, sizeof mask, &mask), 0);

@@ -18,7 +18,6 @@
 // A split at either end of a range.
 enum { DESCRIPTORS_PER_ALLOC = 2 };
 // Mappings are whole huge pages and ask for them: a 15 MiB block then takes 10 page faults instead of 3,840 (docs/decisions/0022).
-#define HUGE_PAGE_BYTES ((size_t)2 * 1024 * 1024)
 // For a block below this, as much is mapped at once as a quarter of what is there, so that such blocks lie side by side and
 // share the huge pages at their ends.
 #define MAP_ALONE_MIN_BYTES ((size_t)4 * 1024 * 1024)
@@ -180,7 +179,7 @@ static char *map_below(size_t bytes, size_t align) {
 static size_t mapping_bytes(size_t bytes) {
   if (bytes < MAP_ALONE_MIN_BYTES)
     bytes = hz3_max(bytes, hz3_min(hz3_read_figure(&hz3_ranges.mapped_bytes) / 4, MAP_AHEAD_MAX_BYTES));
-  return bytes < PTRDIFF_MAX / 2 ? hz3_round_up(bytes, HUGE_PAGE_BYTES) : bytes;
+  return bytes < PTRDIFF_MAX / 2 ? hz3_round_up(bytes, HZ3_HUGE_PAGE_BYTES) : bytes;
 }
 
 // Before more is mapped for a block.
@@ -195,11 +194,11 @@ static void make_way(size_t bytes) {
 static bool map_more(size_t bytes) {
   make_way(bytes);
   size_t wanted = mapping_bytes(bytes);
-  char *start = map_below(wanted, HUGE_PAGE_BYTES);
+  char *start = map_below(wanted, HZ3_HUGE_PAGE_BYTES);
   if (start != NULL) bytes = wanted;
   else start = map_below(bytes, HZ3_SLICE_BYTES);
   if (start == NULL) return false;
-  hz3_os_advise_huge(start, bytes, true);
+  hz3_huge_pages_ask(start, bytes);
   if (!hz3_page_map_reserve(start, bytes) || !hz3_ranges_lock_with_descriptors(1)) {
     hz3_os_unmap(start, bytes);
     return false;

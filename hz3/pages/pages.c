@@ -158,7 +158,7 @@ static bool open_span(struct hz3_span *span) {
   return false;
 }
 
-static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, bool is_closed) {
+static bool add_chunk(char *base, size_t guard_bytes, uint64_t huge, bool is_closed) {
   if (!hz3_page_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
   if (HZ3_CHECKED && !hz3_object_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
   hz3_tag_map_cover(base, HZ3_CHUNK_BYTES);
@@ -170,7 +170,7 @@ static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, bool is_clos
   if (chunk == NULL) return false;
   chunk->base = base;
   chunk->guard_bytes = (uint32_t)guard_bytes;
-  chunk->huge = is_huge ? ~(uint64_t)0 : 0;
+  chunk->huge = huge;
   hz3_page_map_set_chunk(chunk);
   hz3_lock_acquire(&hz3_pages.lock);
   chunk->free = ~(uint64_t)0;
@@ -190,12 +190,18 @@ static bool map_first(void) {
   if (room == NULL) return false;
   hz3_os_unmap(room, HZ3_CHUNK_BYTES - ROOM_BEFORE_FIRST);
   bool is_closed = hz3_os_protect(base - ROOM_BEFORE_FIRST, ROOM_BEFORE_FIRST + HZ3_CHUNK_BYTES + guard);
-  if (!add_chunk(base, guard, false, is_closed)) {
+  if (!add_chunk(base, guard, 0, is_closed)) {
     hz3_os_unmap(base - ROOM_BEFORE_FIRST, ROOM_BEFORE_FIRST + HZ3_CHUNK_BYTES + guard);
     return false;
   }
   __atomic_store_n(&hz3_pages.last_base, base, __ATOMIC_RELAXED);
   return true;
+}
+
+// The slices with huge pages of a chunk with so many before it in its mapping, which has huge pages for so many bytes.
+static uint64_t huge_slices(size_t bytes, size_t chunks_before) {
+  size_t before = chunks_before * HZ3_CHUNK_BYTES;
+  return bytes <= before ? 0 : slice_mask(0, (unsigned)(hz3_min(bytes - before, HZ3_CHUNK_BYTES) / HZ3_SLICE_BYTES));
 }
 
 // Maps more chunks: an eighth of what is there, so that big heaps make few system calls and little is over-reserved.
@@ -216,10 +222,10 @@ static bool grow(void) {
     if (guard != 0) hz3_os_protect(base + bytes, guard);  // refused (too many maps): a page that nobody uses
     __atomic_store_n(&hz3_pages.last_base, base, __ATOMIC_RELAXED);
     bool is_huge = chunks >= HZ3_SMALL_PAGE_CHUNKS || (chunks > 0 && now - before <= HZ3_FAST_GROWTH_MS);
-    if (is_huge) hz3_os_advise_huge(base, bytes, true);
+    size_t huge_bytes = is_huge ? hz3_huge_pages_ask(base, bytes) : 0;
     size_t added = 0;
     for (bool more = true; more && added < wanted; added += more)
-      more = add_chunk(base + added * HZ3_CHUNK_BYTES, added + 1 == wanted ? guard : 0, is_huge, false);
+      more = add_chunk(base + added * HZ3_CHUNK_BYTES, added + 1 == wanted ? guard : 0, huge_slices(huge_bytes, added), false);
     if (added < wanted) hz3_os_unmap(base + added * HZ3_CHUNK_BYTES, (wanted - added) * HZ3_CHUNK_BYTES + guard);
     return added > 0;
   }

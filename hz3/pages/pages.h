@@ -65,6 +65,11 @@ void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes);
 // Memory that was purged is handed out again. Whether any of it was purged too early.
 bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes);
 
+#define HZ3_HUGE_PAGE_BYTES ((size_t)2 * 1024 * 1024)
+// Asks for huge pages for fresh memory, unless they are dear at the moment, which the first touch of the first one tells from time
+// to time. Bytes from the start that ask for them now. Thread-safe; keeps errno.
+size_t hz3_huge_pages_ask(char *start, size_t bytes);
+
 // Whether at the last tick, or since, there was more dirty free memory than needed, and none was purged too early since: a
 // hint, lock-free.
 bool hz3_pages_is_giving_back(void);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the chunk, shared by the files of this box only.
-// Called by: pages.c, page_map.c, purge.c.
+// Called by: pages.c, page_map.c, huge_pages.c, purge.c.
 // Invariant: purging slices are in neither free nor any span; free_count(chunk) = popcount(free).
 #ifndef HZ3_PAGES_PAGES_INTERNAL_H_
 #define HZ3_PAGES_PAGES_INTERNAL_H_
@@ -47,6 +47,7 @@ struct hz3_pages {
   bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
   uint64_t hollow_regret_ms;  // when a span was last used again too early; atomic
   uint64_t grown_ms;  // when the last chunk was mapped; atomic
+  uint64_t huge_cheap_until_ms, huge_dear_until_ms;  // what is known of huge pages, and for how long; atomic
   size_t dirty_low_water;  // fewest dirty free slices since the last tick
   char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps
 };
@@ -64,6 +65,9 @@ void hz3_tag_map_set_locked(const char *start, size_t slices, int tag);
 void hz3_chunk_relist_locked(struct hz3_chunk *chunk);
 
 void hz3_pages_set_giving_back(bool value);
+
+// huge_pages.c
+bool hz3_huge_pages_are_dear(void);
 
 // purge.c
 void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk);

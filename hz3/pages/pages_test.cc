@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -65,6 +66,13 @@ bool IsMapped(void *start) {
   return mincore(start, 1, &page) == 0;
 }
 
+// What is known of huge pages: otherwise it is for the machine to say, and it may say this now and that then.
+void KnowHugePages(bool are_cheap, bool are_dear) {
+  const uint64_t later = hz3_os_now_ms() + 1000 * 1000;
+  hz3_pages.huge_cheap_until_ms = are_cheap ? later : 0;
+  hz3_pages.huge_dear_until_ms = are_dear ? later : 0;
+}
+
 hz3_chunk *ChunkOf(hz3_span *span) {
   return reinterpret_cast<hz3_chunk *>(reinterpret_cast<char *>(span - span->first_slice) - offsetof(hz3_chunk, spans));
 }
@@ -75,6 +83,7 @@ class Pages : public testing::Test {
   void SetUp() override {
     ASSERT_EQ(Stats().chunks, 0u);
     hz3_pages.retention = HZ3_RETENTION_INIT;
+    KnowHugePages(true, false);
   }
   void TearDown() override {
     for (hz3_span *span : live_) hz3_pages_free_span(span);
@@ -254,6 +263,64 @@ TEST_F(Pages, FastGrowthAsksForHugePagesEarlier) {
     for (hz3_span *span : spans) Free(span);
     hz3_pages_trim(true);
   }
+}
+
+TEST_F(Pages, DearHugePagesAreNotAskedFor) {
+  const uint64_t all = ~uint64_t{0};
+  KnowHugePages(false, true);
+  std::vector<hz3_span *> spans;
+  auto grow = [&] {
+    for (int i = 0; i < HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
+    return ChunkOf(spans.back())->huge;
+  };
+  for (int i = 0; i <= HZ3_SMALL_PAGE_CHUNKS; i++) EXPECT_EQ(grow(), 0u);
+  std::vector<hz3_chunk *> dear = {ChunkOf(spans.front()), ChunkOf(spans.back())};
+  KnowHugePages(true, false);
+  EXPECT_EQ(grow(), all);
+  KnowHugePages(false, true);
+  while (!spans.empty()) {
+    Free(spans.back());
+    spans.pop_back();
+  }
+  hz3_pages_purge_to(0);
+  for (hz3_chunk *chunk : dear) EXPECT_EQ(chunk->huge, 0u) << "nor when their halves are purged";
+}
+
+char *slow_page;
+
+// Access costs 5 ms, as a huge page does where the host of a virtual machine has to give the memory first.
+void GiveAccessSlowly(int) {
+  for (uint64_t start = hz3_os_thread_ns(); hz3_os_thread_ns() - start < 5000000;) {
+  }
+  mprotect(slow_page, hz3_os_page_bytes(), PROT_READ | PROT_WRITE);
+}
+
+TEST_F(Pages, TheFirstTouchTellsWhetherHugePagesAreDear) {
+  const size_t bytes = 3 * HZ3_HUGE_PAGE_BYTES;
+  char *start = static_cast<char *>(hz3_os_map_aligned(nullptr, bytes, HZ3_HUGE_PAGE_BYTES));
+  struct sigaction slowly = {}, before;
+  slowly.sa_handler = GiveAccessSlowly;
+  ASSERT_EQ(sigaction(SIGSEGV, &slowly, &before), 0);
+  slow_page = start;
+  auto ask = [&] {
+    mprotect(start, hz3_os_page_bytes(), PROT_NONE);
+    return hz3_huge_pages_ask(start, bytes);
+  };
+  EXPECT_EQ(ask(), bytes) << "known to be cheap: not touched";
+  KnowHugePages(false, false);
+  EXPECT_EQ(ask(), HZ3_HUGE_PAGE_BYTES) << "the one that was touched asks";
+  EXPECT_EQ(ask(), 0u);
+  EXPECT_TRUE(hz3_huge_pages_are_dear());
+  hz3_pages.huge_dear_until_ms -= 1001;
+  hz3_pages.huge_cheap_until_ms -= 1001;
+  EXPECT_FALSE(hz3_huge_pages_are_dear()) << "not known any more";
+  EXPECT_EQ(ask(), HZ3_HUGE_PAGE_BYTES);
+  sigaction(SIGSEGV, &before, nullptr);
+  KnowHugePages(false, false);
+  const size_t page = hz3_os_page_bytes();
+  EXPECT_EQ(hz3_huge_pages_ask(start + bytes - page, page), page) << "a page that is no huge one is cheap";
+  EXPECT_EQ(hz3_huge_pages_ask(start, bytes), bytes);
+  EXPECT_TRUE(hz3_os_unmap(start, bytes));
 }
 
 // Each half of a chunk asks for its huge page until a part of it is purged, and again once it is purged as a whole. The first

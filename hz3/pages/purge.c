@@ -110,7 +110,7 @@ static unsigned purge_oldest_locked(void) {
   bool in_halves = (halves & chunk->dirty) != 0;
   uint64_t part = in_halves ? halves : ~halves;
   if (!in_halves) chunk->huge &= halves;
-  else if (hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS) chunk->huge |= part;
+  else if (hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS && !hz3_huge_pages_are_dear()) chunk->huge |= part;
   uint64_t advised = chunk->huge ^ huge_before, mask = chunk->free & part & (chunk->dirty | huge_before);
   uint64_t dirty = mask & chunk->dirty;
   unsigned count = (unsigned)__builtin_popcountll(mask);
