@@ -28,7 +28,7 @@ static struct hz3_lock heaps_lock = HZ3_LOCK_INIT(HZ3_RANK_HEAPS);
 static struct hz3_lock shared_lock = HZ3_LOCK_INIT(HZ3_RANK_SHARED_HEAP);
 static struct hz3_heap shared_heap = {.state = HZ3_HEAP_SHARED};  // for threads past their destructors
 static struct hz3_heap *all_heaps = &shared_heap, *parked;
-static size_t parked_bytes;
+static size_t parked_bytes, heap_count;
 static bool is_initialised, is_hooked;
 static pthread_key_t exit_key;
 
@@ -87,6 +87,7 @@ static struct hz3_heap *adopt_heap(void) {
   hz3_lock_acquire(&heaps_lock);
   heap->next_heap = all_heaps;
   all_heaps = heap;
+  hz3_add_to_figure(&heap_count, 1);
   hz3_lock_release(&heaps_lock);
   return heap;
 }
@@ -230,6 +231,8 @@ void hz3_heap_leave(struct hz3_heap *heap) {
   __atomic_signal_fence(__ATOMIC_SEQ_CST);
   heap->is_busy = false;
 }
+
+size_t hz3_heap_count(void) { return hz3_read_figure(&heap_count); }
 
 struct hz3_heap *hz3_heap_first(void) {
   hz3_lock_acquire(&heaps_lock);

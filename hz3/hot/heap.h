@@ -59,6 +59,7 @@ struct hz3_heap *hz3_heap_take_parked(uint64_t before_ms);
 void hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes);  // with object bytes it holds
 
 struct hz3_heap *hz3_heap_first(void);  // of all heaps, by next_heap; for statistics
+size_t hz3_heap_count(void);            // the most threads that have allocated at once so far; lock-free
 
 // slow.c: gives everything the heap holds back to the spans. The heap is the caller's.
 void hz3_heap_flush(struct hz3_heap *heap);

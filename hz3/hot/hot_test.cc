@@ -770,6 +770,38 @@ TEST_F(HotDeathTest, ReallocGrowsWithoutRoomToGrowOn) {
 TEST_F(HotDeathTest, FreesWithoutMemoryForMagazines) {
   EXPECT_EXIT(FreeWithoutMagazines(), testing::ExitedWithCode(0), "");
 }
+
+// In a child, where no threads of other tests were before: one that frees much leaves little in the depot, as a place for
+// exchange, and more once there are others.
+[[noreturn]] void FreeAloneAndAmongMany() {
+  const size_t kBytes = 1024, kThreads = HZ3_DEPOT_BYTES / HZ3_HEAP_BYTES;
+  const unsigned c = hz3_size_class_of(kBytes);
+  std::vector<void *> blocks(10 * HZ3_DEPOT_BYTES / kBytes);
+  for (void *&block : blocks) block = hz3_malloc(kBytes);
+  for (size_t i = 0; i < blocks.size(); i += 4) hz3_free(blocks[i]);
+  const size_t alone = hz3_depot_objects(c) * kBytes;
+  HZ3_REQUIRE(hz3_heap_count() == 1);
+  HZ3_REQUIRE(alone <= HZ3_HEAP_BYTES + 2 * HZ3_COOL_BYTES);
+  pthread_barrier_t all_here;
+  pthread_barrier_init(&all_here, nullptr, kThreads);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < kThreads; i++)
+    threads.emplace_back([&] {
+      hz3_free(hz3_malloc(16));
+      pthread_barrier_wait(&all_here);
+    });
+  for (std::thread &thread : threads) thread.join();
+  HZ3_REQUIRE(hz3_heap_count() == 1 + kThreads);
+  std::thread([] { hz3_free(hz3_malloc(16)); }).join();
+  HZ3_REQUIRE(hz3_heap_count() == 1 + kThreads);  // it has the heap of one that ended
+  for (size_t i = 1; i < blocks.size(); i += 4) hz3_free(blocks[i]);
+  HZ3_REQUIRE(hz3_depot_objects(c) * kBytes > alone && hz3_depot_objects(c) * kBytes >= HZ3_DEPOT_BYTES / 2);
+  _exit(0);
+}
+
+TEST_F(HotDeathTest, TheDepotKeepsMoreAmongMoreThreads) {
+  EXPECT_EXIT(FreeAloneAndAmongMany(), testing::ExitedWithCode(0), "");
+}
 #endif
 
 }  // namespace

@@ -235,9 +235,10 @@ static size_t shrinking_capacity(unsigned c, size_t capacity) {
 
 // Magazines of the class that the depot may keep: a quarter of the objects that are out of their spans. In proportion to
 // what lives, because free objects in the depot pin the spans they lie in: a fixed limit would keep a heap that has been
-// freed in random order from ever going back.
+// freed in random order from ever going back. And in proportion to the threads that exchange: a thread alone does better with
+// what its spans hand out in order of addresses (docs/decisions/0004).
 static size_t depot_limit(unsigned c, size_t magazine_objects) {
-  size_t most = HZ3_DEPOT_BYTES / class_bytes(c);
+  size_t most = hz3_min(hz3_heap_count() * HZ3_HEAP_BYTES, HZ3_DEPOT_BYTES) / class_bytes(c);
   return hz3_max(hz3_min(objects_out(c) / 4, most) / magazine_objects, FEWEST_IN_DEPOT);
 }
 
