@@ -71,6 +71,7 @@ void KnowHugePages(bool are_cheap, bool are_dear) {
   const uint64_t later = hz3_os_now_ms() + 1000 * 1000;
   hz3_pages.huge_cheap_until_ms = are_cheap ? later : 0;
   hz3_pages.huge_dear_until_ms = are_dear ? later : 0;
+  hz3_pages.huge_asked_bytes = 1024 * HZ3_MIB;
 }
 
 hz3_chunk *ChunkOf(hz3_span *span) {
@@ -308,6 +309,8 @@ TEST_F(Pages, TheFirstTouchTellsWhetherHugePagesAreDear) {
   };
   EXPECT_EQ(ask(), bytes) << "known to be cheap: not touched";
   KnowHugePages(false, false);
+  hz3_pages.huge_asked_bytes = 0;
+  EXPECT_EQ(ask(), bytes) << "little: not touched";
   EXPECT_EQ(ask(), HZ3_HUGE_PAGE_BYTES) << "the one that was touched asks";
   EXPECT_EQ(ask(), 0u);
   EXPECT_TRUE(hz3_huge_pages_are_dear());
