@@ -7,7 +7,7 @@
 
 enum {
   WORTH_NS = 1000 * 1000,             // a huge page saves 512 page faults, of 2 microseconds each
-  UNPROBED_BYTES = 8 * 1024 * 1024,   // what is asked for may never be used, so little is asked for without a touch,
+  UNPROBED_BYTES = 16 * 1024 * 1024,  // what is asked for may never be used, so little is asked for without a touch,
   CHEAP_MS = 10,                      // and one is touched no more often than this
   DEAR_MS = 1000                      // where they are dear, 5 ms each were seen
 };

@@ -309,7 +309,7 @@ TEST_F(Pages, TheFirstTouchTellsWhetherHugePagesAreDear) {
   };
   EXPECT_EQ(ask(), bytes) << "known to be cheap: not touched";
   KnowHugePages(false, false);
-  hz3_pages.huge_asked_bytes = 0;
+  hz3_pages.huge_asked_bytes = 16 * HZ3_MIB - bytes;
   EXPECT_EQ(ask(), bytes) << "little: not touched";
   EXPECT_EQ(ask(), HZ3_HUGE_PAGE_BYTES) << "the one that was touched asks";
   EXPECT_EQ(ask(), 0u);
