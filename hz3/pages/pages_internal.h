@@ -47,7 +47,7 @@ struct hz3_pages {
   bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
   uint64_t hollow_regret_ms;  // when a span was last used again too early; atomic
   uint64_t grown_ms;  // when the last chunk was mapped; atomic
-  uint64_t huge_cheap_until_ms, huge_dear_until_ms;  // what is known of huge pages, and for how long; atomic
+  uint64_t huge_dear_until_ms, huge_pause_ms;  // no huge pages until then; for so long the last time, 0 if one was cheap since; atomic
   size_t huge_asked_bytes;  // atomic
   size_t dirty_low_water;  // fewest dirty free slices since the last tick
   char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps

@@ -67,11 +67,10 @@ bool IsMapped(void *start) {
 }
 
 // What is known of huge pages: otherwise it is for the machine to say, and it may say this now and that then.
-void KnowHugePages(bool are_cheap, bool are_dear) {
-  const uint64_t later = hz3_os_now_ms() + 1000 * 1000;
-  hz3_pages.huge_cheap_until_ms = are_cheap ? later : 0;
-  hz3_pages.huge_dear_until_ms = are_dear ? later : 0;
-  hz3_pages.huge_asked_bytes = 1024 * HZ3_MIB;
+void KnowHugePages(bool are_dear) {
+  hz3_pages.huge_dear_until_ms = are_dear ? hz3_os_now_ms() + 1000 * 1000 : 0;
+  hz3_pages.huge_pause_ms = 0;
+  hz3_pages.huge_asked_bytes = 0;
 }
 
 hz3_chunk *ChunkOf(hz3_span *span) {
@@ -84,7 +83,7 @@ class Pages : public testing::Test {
   void SetUp() override {
     ASSERT_EQ(Stats().chunks, 0u);
     hz3_pages.retention = HZ3_RETENTION_INIT;
-    KnowHugePages(true, false);
+    KnowHugePages(false);
   }
   void TearDown() override {
     for (hz3_span *span : live_) hz3_pages_free_span(span);
@@ -268,7 +267,7 @@ TEST_F(Pages, FastGrowthAsksForHugePagesEarlier) {
 
 TEST_F(Pages, DearHugePagesAreNotAskedFor) {
   const uint64_t all = ~uint64_t{0};
-  KnowHugePages(false, true);
+  KnowHugePages(true);
   std::vector<hz3_span *> spans;
   auto grow = [&] {
     for (int i = 0; i < HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
@@ -276,9 +275,9 @@ TEST_F(Pages, DearHugePagesAreNotAskedFor) {
   };
   for (int i = 0; i <= HZ3_SMALL_PAGE_CHUNKS; i++) EXPECT_EQ(grow(), 0u);
   std::vector<hz3_chunk *> dear = {ChunkOf(spans.front()), ChunkOf(spans.back())};
-  KnowHugePages(true, false);
+  KnowHugePages(false);
   EXPECT_EQ(grow(), all);
-  KnowHugePages(false, true);
+  KnowHugePages(true);
   while (!spans.empty()) {
     Free(spans.back());
     spans.pop_back();
@@ -297,32 +296,31 @@ void GiveAccessSlowly(int) {
 }
 
 TEST_F(Pages, TheFirstTouchTellsWhetherHugePagesAreDear) {
-  const size_t bytes = 3 * HZ3_HUGE_PAGE_BYTES;
+  const size_t bytes = 6 * HZ3_HUGE_PAGE_BYTES, page = hz3_os_page_bytes();
   char *start = static_cast<char *>(hz3_os_map_aligned(nullptr, bytes, HZ3_HUGE_PAGE_BYTES));
   struct sigaction slowly = {}, before;
   slowly.sa_handler = GiveAccessSlowly;
   ASSERT_EQ(sigaction(SIGSEGV, &slowly, &before), 0);
   slow_page = start;
   auto ask = [&] {
-    mprotect(start, hz3_os_page_bytes(), PROT_NONE);
+    mprotect(start, page, PROT_NONE);
     return hz3_huge_pages_ask(start, bytes);
   };
-  EXPECT_EQ(ask(), bytes) << "known to be cheap: not touched";
-  KnowHugePages(false, false);
-  hz3_pages.huge_asked_bytes = 16 * HZ3_MIB - bytes;
-  EXPECT_EQ(ask(), bytes) << "little: not touched";
-  EXPECT_EQ(ask(), HZ3_HUGE_PAGE_BYTES) << "the one that was touched asks";
-  EXPECT_EQ(ask(), 0u);
-  EXPECT_TRUE(hz3_huge_pages_are_dear());
-  hz3_pages.huge_dear_until_ms -= 1001;
-  hz3_pages.huge_cheap_until_ms -= 1001;
-  EXPECT_FALSE(hz3_huge_pages_are_dear()) << "not known any more";
-  EXPECT_EQ(ask(), HZ3_HUGE_PAGE_BYTES);
+  EXPECT_EQ(ask(), bytes) << "12 MiB: not touched";
+  EXPECT_EQ(ask(), HZ3_HUGE_PAGE_BYTES) << "beyond 16: the one that was touched asks";
+  for (uint64_t pause = 64; pause <= 2048; pause *= 2) {
+    EXPECT_EQ(hz3_pages.huge_pause_ms, std::min<uint64_t>(pause, 1024)) << "twice as long each time";
+    EXPECT_TRUE(hz3_huge_pages_are_dear());
+    EXPECT_EQ(ask(), 0u);
+    hz3_pages.huge_dear_until_ms -= hz3_pages.huge_pause_ms;
+    EXPECT_FALSE(hz3_huge_pages_are_dear()) << "not known any more";
+    EXPECT_EQ(ask(), HZ3_HUGE_PAGE_BYTES) << "so it is tried at once";
+  }
   sigaction(SIGSEGV, &before, nullptr);
-  KnowHugePages(false, false);
-  const size_t page = hz3_os_page_bytes();
+  hz3_pages.huge_dear_until_ms = 0;
   EXPECT_EQ(hz3_huge_pages_ask(start + bytes - page, page), page) << "a page that is no huge one is cheap";
-  EXPECT_EQ(hz3_huge_pages_ask(start, bytes), bytes);
+  EXPECT_EQ(hz3_pages.huge_pause_ms, 0u);
+  EXPECT_EQ(hz3_huge_pages_ask(start, page), page);
   EXPECT_TRUE(hz3_os_unmap(start, bytes));
 }
 
