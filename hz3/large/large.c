@@ -17,7 +17,6 @@
 #define MAKE_WAY_MIN_BYTES ((size_t)64 * 1024 * 1024)
 // A split at either end of a range.
 enum { DESCRIPTORS_PER_ALLOC = 2 };
-// Mappings are whole huge pages and ask for them: a 15 MiB block then takes 10 page faults instead of 3,840 (docs/decisions/0022).
 // For a block below this, as much is mapped at once as a quarter of what is there, so that such blocks lie side by side and
 // share the huge pages at their ends.
 #define MAP_ALONE_MIN_BYTES ((size_t)4 * 1024 * 1024)
@@ -176,6 +175,7 @@ static char *map_below(size_t bytes, size_t align) {
   return (char *)hz3_os_map_aligned(hint, bytes, align);
 }
 
+// Mappings are whole huge pages which are asked for: a 15 MiB block then takes 10 page faults instead of 3,840 (docs/decisions/0022).
 static size_t mapping_bytes(size_t bytes) {
   if (bytes < MAP_ALONE_MIN_BYTES)
     bytes = hz3_max(bytes, hz3_min(hz3_read_figure(&hz3_ranges.mapped_bytes) / 4, MAP_AHEAD_MAX_BYTES));

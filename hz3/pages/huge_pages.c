@@ -22,21 +22,25 @@ static bool probe_is_dear(char *page) {
   return hz3_os_thread_ns() - before > WORTH_NS;
 }
 
-size_t hz3_huge_pages_ask(char *start, size_t bytes) {
+// Bytes from the start that may have huge pages: none, the first one that was touched to find out, or all.
+static size_t affordable_bytes(char *start, size_t bytes) {
   if (hz3_huge_pages_are_dear()) return 0;
   size_t asked = __atomic_fetch_add(&hz3_pages.huge_asked_bytes, bytes, __ATOMIC_RELAXED);
   uint64_t pause = __atomic_load_n(&hz3_pages.huge_pause_ms, __ATOMIC_RELAXED);
-  if (pause != 0 || asked / PROBE_BYTES != (asked + bytes) / PROBE_BYTES) {
-    size_t first = hz3_min(bytes, HZ3_HUGE_PAGE_BYTES);
-    hz3_os_advise_huge(start, first, true);
-    bool is_dear = probe_is_dear(start);
-    pause = is_dear ? hz3_min(hz3_max(2 * pause, PAUSE_MIN_MS), PAUSE_MAX_MS) : 0;
-    __atomic_store_n(&hz3_pages.huge_pause_ms, pause, __ATOMIC_RELAXED);
-    if (is_dear) {
-      __atomic_store_n(&hz3_pages.huge_dear_until_ms, hz3_os_now_ms() + pause, __ATOMIC_RELAXED);
-      return first;
-    }
-  }
-  hz3_os_advise_huge(start, bytes, true);
-  return bytes;
+  if (pause == 0 && asked / PROBE_BYTES == (asked + bytes) / PROBE_BYTES) return bytes;
+  size_t first = hz3_min(bytes, HZ3_HUGE_PAGE_BYTES);
+  hz3_os_advise_huge(start, first, true);
+  bool is_dear = probe_is_dear(start);
+  pause = is_dear ? hz3_min(hz3_max(2 * pause, PAUSE_MIN_MS), PAUSE_MAX_MS) : 0;
+  __atomic_store_n(&hz3_pages.huge_pause_ms, pause, __ATOMIC_RELAXED);
+  if (is_dear) __atomic_store_n(&hz3_pages.huge_dear_until_ms, hz3_os_now_ms() + pause, __ATOMIC_RELAXED);
+  return is_dear ? first : bytes;
+}
+
+// One advice for all of it, so that it stays one mapping of the kernel's: if small pages are asked for, the one that was touched
+// stays as it is.
+size_t hz3_huge_pages_ask(char *start, size_t bytes) {
+  size_t huge = affordable_bytes(start, bytes);
+  hz3_os_advise_huge(start, bytes, huge == bytes);
+  return huge;
 }

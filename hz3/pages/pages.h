@@ -66,8 +66,8 @@ void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes);
 bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes);
 
 #define HZ3_HUGE_PAGE_BYTES ((size_t)2 * 1024 * 1024)
-// Asks for huge pages for fresh memory, unless they are dear at the moment, which the first touch of the first one tells from time
-// to time. Bytes from the start that ask for them now. Thread-safe; keeps errno.
+// Asks for huge pages for fresh memory, or, while they are dear, for small ones; the first touch of the first page tells from time
+// to time. Bytes from the start that have huge pages now, or get them when touched. Thread-safe; keeps errno.
 size_t hz3_huge_pages_ask(char *start, size_t bytes);
 
 // Whether at the last tick, or since, there was more dirty free memory than needed, and none was purged too early since: a

@@ -15,9 +15,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <random>
+#include <fstream>
 #include <map>
+#include <random>
 #include <set>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -286,6 +289,20 @@ TEST_F(Pages, DearHugePagesAreNotAskedFor) {
   for (hz3_chunk *chunk : dear) EXPECT_EQ(chunk->huge, 0u) << "nor when their halves are purged";
 }
 
+// What the kernel notes of the mapping that starts there: "hg" where huge pages are asked for, "nh" where small ones are.
+std::string AdviceAt(const void *start) {
+  std::ifstream maps("/proc/self/smaps");
+  std::ostringstream address;
+  address << std::hex << reinterpret_cast<uintptr_t>(start) << '-';
+  bool is_there = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.compare(0, address.str().size(), address.str()) == 0) is_there = true;
+    if (!is_there || line.compare(0, 8, "VmFlags:") != 0) continue;
+    return line.find(" hg") != std::string::npos ? "hg" : line.find(" nh") != std::string::npos ? "nh" : "";
+  }
+  return "no mapping";
+}
+
 char *slow_page;
 
 // Access costs 5 ms, as a huge page does where the host of a virtual machine has to give the memory first.
@@ -307,7 +324,9 @@ TEST_F(Pages, TheFirstTouchTellsWhetherHugePagesAreDear) {
     return hz3_huge_pages_ask(start, bytes);
   };
   EXPECT_EQ(ask(), bytes) << "12 MiB: not touched";
-  EXPECT_EQ(ask(), HZ3_HUGE_PAGE_BYTES) << "beyond 16: the one that was touched asks";
+  EXPECT_EQ(AdviceAt(start + page), "hg");
+  EXPECT_EQ(ask(), HZ3_HUGE_PAGE_BYTES) << "beyond 16: the one that was touched";
+  EXPECT_EQ(AdviceAt(start), "nh") << "all of it, the first page too";
   for (uint64_t pause = 64; pause <= 2048; pause *= 2) {
     EXPECT_EQ(hz3_pages.huge_pause_ms, std::min<uint64_t>(pause, 1024)) << "twice as long each time";
     EXPECT_TRUE(hz3_huge_pages_are_dear());
