@@ -68,5 +68,5 @@ void hz3_get_stats(struct hz3_stats *stats) {
   stats->dirty_bytes = pages.dirty_bytes + large.dirty_free_bytes;
   stats->metadata_bytes = hz3_metadata_bytes();
   stats->purges = pages.purges + large.purges;
-  for (struct hz3_heap *heap = hz3_heap_first(); heap != NULL; heap = heap->next_heap) stats->heaps++;
+  stats->heaps = hz3_heap_count() + 1;  // and the shared one
 }
