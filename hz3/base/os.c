@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the kernel calls, see os.h.
-#define _GNU_SOURCE  // mremap, sched_getcpu
+#define _GNU_SOURCE  // mremap, mincore, sched_getcpu
 #include "hz3/base/os.h"
 
 #include <errno.h>
@@ -68,6 +68,14 @@ bool hz3_os_purge(void *start, size_t bytes) {
   bool done = madvise(start, bytes, MADV_DONTNEED) == 0;
   errno = saved;
   return done;
+}
+
+bool hz3_os_is_resident(void *page) {
+  int saved = errno;
+  unsigned char state = 0;
+  bool is_mapped = mincore(page, 1, &state) == 0;
+  errno = saved;
+  return is_mapped && (state & 1) != 0;
 }
 
 void hz3_os_advise_huge(void *start, size_t bytes, bool huge) {

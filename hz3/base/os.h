@@ -23,6 +23,8 @@ bool hz3_os_protect(void *start, size_t bytes);
 bool hz3_os_unmap(void *start, size_t bytes);
 // Gives the pages back; they read as zero afterwards. False if refused (locked memory), contents then unchanged.
 bool hz3_os_purge(void *start, size_t bytes);
+// Whether the page is backed by memory; false if it is not mapped.
+bool hz3_os_is_resident(void *page);
 void hz3_os_advise_huge(void *start, size_t bytes, bool huge);  // a wish: back this range with huge pages, or not
 
 // Moves `bytes` of pages from `from` to `to`, both mapped; `from` stays mapped and reads as zero.

@@ -211,6 +211,19 @@ TEST_F(Os, ClockGoesForward) {
   EXPECT_LE(passed, 10000u);
 }
 
+TEST_F(Os, ResidentIsWhatWasTouchedAndIsMapped) {
+  const size_t kPage = hz3_os_page_bytes();
+  char *memory = static_cast<char *>(hz3_os_map(nullptr, 2 * kPage));
+  hz3_os_advise_huge(memory, 2 * kPage, false);
+  memory[kPage] = 1;
+  EXPECT_FALSE(hz3_os_is_resident(memory));
+  EXPECT_TRUE(hz3_os_is_resident(memory + kPage));
+  EXPECT_TRUE(hz3_os_purge(memory + kPage, kPage));
+  EXPECT_FALSE(hz3_os_is_resident(memory + kPage));
+  EXPECT_TRUE(hz3_os_unmap(memory, 2 * kPage));
+  EXPECT_FALSE(hz3_os_is_resident(memory));
+}
+
 TEST_F(Os, ThreadTimePassesWithWorkOnly) {
   uint64_t start = hz3_os_thread_ns();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));

@@ -7,7 +7,7 @@
 
 enum {
   WORTH_NS = 1000 * 1000,           // a huge page saves 512 page faults, of 2 microseconds each
-  PROBE_BYTES = 16 * 1024 * 1024,   // one is touched for so much that is asked for: it may never be used
+  PROBE_BYTES = 16 * 1024 * 1024,   // one is touched for so much that is asked for
   PAUSE_MIN_MS = 64,                // nothing is asked for after a dear one, which takes 4 to 6 ms where it was seen;
   PAUSE_MAX_MS = 1024               // twice as long each time
 };
@@ -22,12 +22,20 @@ static bool probe_is_dear(char *page) {
   return hz3_os_thread_ns() - before > WORTH_NS;
 }
 
+// Whether the cost is to be measured again: not for a program that does not touch what it has asked for before. Of that, the
+// second huge page is looked at, since the first one may have been touched here.
+static bool is_due(char *start, size_t bytes) {
+  char *looked_at = start + (bytes > HZ3_HUGE_PAGE_BYTES ? HZ3_HUGE_PAGE_BYTES : 0);
+  char *last = __atomic_exchange_n(&hz3_pages.huge_last, looked_at, __ATOMIC_RELAXED);
+  size_t asked = __atomic_fetch_add(&hz3_pages.huge_asked_bytes, bytes, __ATOMIC_RELAXED);
+  return asked / PROBE_BYTES != (asked + bytes) / PROBE_BYTES && (last == NULL || hz3_os_is_resident(last));
+}
+
 // Bytes from the start that may have huge pages: none, the first one that was touched to find out, or all.
 static size_t affordable_bytes(char *start, size_t bytes) {
   if (hz3_huge_pages_are_dear()) return 0;
-  size_t asked = __atomic_fetch_add(&hz3_pages.huge_asked_bytes, bytes, __ATOMIC_RELAXED);
   uint64_t pause = __atomic_load_n(&hz3_pages.huge_pause_ms, __ATOMIC_RELAXED);
-  if (pause == 0 && asked / PROBE_BYTES == (asked + bytes) / PROBE_BYTES) return bytes;
+  if (!is_due(start, bytes) && pause == 0) return bytes;
   size_t first = hz3_min(bytes, HZ3_HUGE_PAGE_BYTES);
   hz3_os_advise_huge(start, first, true);
   bool is_dear = probe_is_dear(start);

@@ -48,7 +48,8 @@ struct hz3_pages {
   uint64_t hollow_regret_ms;  // when a span was last used again too early; atomic
   uint64_t grown_ms;  // when the last chunk was mapped; atomic
   uint64_t huge_dear_until_ms, huge_pause_ms;  // no huge pages until then; for so long the last time, 0 if one was cheap since; atomic
-  size_t huge_asked_bytes;  // atomic
+  size_t huge_asked_bytes;  // atomic, like huge_last:
+  char *huge_last;          // a page of what was asked for last
   size_t dirty_low_water;  // fewest dirty free slices since the last tick
   char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps
 };
