@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: whether huge pages are worth asking for, see pages.h and docs/decisions/0028.
 // Called by: pages.c and purge.c; large through pages.h.
-// Locks: none. Relaxed atomics: times, by which nothing is published.
+// Locks: none. Relaxed atomics: hints, by which nothing is published.
 #include "hz3/base/os.h"
 #include "hz3/pages/pages_internal.h"
 

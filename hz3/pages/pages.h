@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: address space in 4 MiB chunks of 64 slices, handed out as spans; the page map; giving memory back.
-// Called by: small, medium (spans), large (page map, retention), hot (lookups, trim, fork).
+// Called by: small, medium (spans), large (page map, retention, huge pages), hot (lookups, trim, fork).
 // Owns: chunks, the tag table, the page map.
 // Locks: one, rank PAGES. No lock is held while memory is mapped or purged.
 // Invariant: per chunk, free and used slices partition 64 bits; dirty marks slices whose memory may be non-zero.
