@@ -158,7 +158,7 @@ static bool purge_to(size_t keep_bytes, bool is_learning) {
     bool may_split = hz3_ranges_lock_with_descriptors(1);
     if (!may_split) hz3_lock_acquire(&hz3_ranges.lock);
     struct hz3_range *range = take_oldest_locked(keep_bytes, may_split);
-    if (range != NULL && is_learning) hz3_retention_note_purge(&hz3_ranges.retention, range->bytes);
+    if (range != NULL && is_learning) hz3_retention_note_purge(&hz3_ranges.retention, range->bytes, hz3_ranges.live_bytes);
     hz3_lock_release(&hz3_ranges.lock);
     if (range == NULL) return any;
     clean = range->bytes >= UNMAP_MIN_BYTES ? unmap_range(range) : purge_range(range);
@@ -185,7 +185,8 @@ static size_t mapping_bytes(size_t bytes) {
 // Before more is mapped for a block.
 static void make_way(size_t bytes) {
   hz3_lock_acquire(&hz3_ranges.lock);
-  hz3_retention_note_regret(&hz3_ranges.retention, bytes);  // what was unmapped a moment ago would have done
+  // Of a size that comes again, what was unmapped a moment ago would have done; bigger ones it could not have held.
+  if (hz3_ranges.size_hits > 0) hz3_retention_note_regret(&hz3_ranges.retention, bytes);
   bool keeps_too_little = hz3_ranges.dirty_bytes <= bytes && hz3_ranges.dirty_bytes > MAKE_WAY_MIN_BYTES;
   hz3_lock_release(&hz3_ranges.lock);
   if (keeps_too_little) purge_to(HZ3_RETAIN_MIN_BYTES, false);

@@ -446,6 +446,16 @@ TEST_F(Large, MappingWhatWasUnmappedAMomentAgoRaisesTheLimit) {
   EXPECT_GT(hz3_ranges.retention.limit_bytes, before);
 }
 
+TEST_F(Large, MappingABiggerBlockThanTheOnesBeforeIsNoRegret) {
+  char *block = Alloc(128 * HZ3_MIB);
+  for (size_t bytes = 192 * HZ3_MIB; bytes <= 432 * HZ3_MIB; bytes += bytes / 2) {
+    Free(block);
+    hz3_large_trim(true);
+    block = Alloc(bytes);
+    EXPECT_EQ(hz3_ranges.retention.limit_bytes, size_t{HZ3_RETAIN_MIN_BYTES}) << bytes;
+  }
+}
+
 TEST_F(Large, TrimUnmapsBetweenLiveBlocks) {
   char *first = Alloc(4 * HZ3_MIB), *middle = Alloc(4 * HZ3_MIB), *last = Alloc(4 * HZ3_MIB);
   memset(first, 1, 4 * HZ3_MIB);

@@ -260,8 +260,7 @@ void hz3_pages_free_span(struct hz3_span *span) {
   hz3_lock_acquire(&hz3_pages.lock);
   chunk_of(span)->dirty |= slice_mask(span->first_slice, span->slices);
   put_span_back_locked(span);
-  size_t used = hz3_pages.chunks * HZ3_CHUNK_BYTES - hz3_pages.free_slices * HZ3_SLICE_BYTES;
-  size_t limit = hz3_retention_limit(&hz3_pages.retention, used);
+  size_t limit = hz3_retention_limit(&hz3_pages.retention, hz3_pages_used_bytes_locked());
   bool over = hz3_pages.dirty_slices * HZ3_SLICE_BYTES > limit;
   if (over) hz3_pages_set_giving_back(true);
   hz3_lock_release(&hz3_pages.lock);

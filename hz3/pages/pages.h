@@ -48,20 +48,20 @@ bool hz3_page_map_reserve(const void *start, size_t bytes);
 // One bit per slice of the granule: memory may be non-zero. For the box that owns the granule, under its lock.
 uint16_t *hz3_page_map_dirty_mask(const void *pointer);
 
-// How much dirty free memory to keep: starts small, grows by what was wanted again within a second after it was purged, and
-// halves after five seconds without (docs/decisions/0007).
+// How much dirty free memory to keep: a minimum, and what was wanted again within a second after it was purged. The latter as long
+// as no less is in use than the load has come back from, so that a burst whose threads take turns teaches nothing that outlives it.
+// What was learned halves after five seconds without (docs/decisions/0007).
 struct hz3_retention {
   size_t limit_bytes;
-  size_t idle_bytes;    // of what was learned, so much may stay when nothing is in use
-  size_t recent_bytes;  // purged within a second of each other and not wanted again yet
+  size_t known_low_bytes;   // the least in use from which the load has come back
+  size_t recent_bytes;      // purged within a second of each other and not wanted again yet
+  size_t recent_low_bytes;  // the least in use at those purges
   uint64_t last_purge_ms, last_regret_ms;
 };
-#define HZ3_RETENTION_INIT {HZ3_RETAIN_MIN_BYTES, 0, 0, 0, 0}
-// The bound now, for a source of which `used_bytes` are in use: what was learned, but beyond eight times the minimum no
-// more than is in use, or than a quarter of all that was wanted again: what one swing has taught does not outlive the load, and
-// a load that swings on keeps its memory.
+#define HZ3_RETENTION_INIT {HZ3_RETAIN_MIN_BYTES, SIZE_MAX, 0, SIZE_MAX, 0, 0}
+// The bound now, for a source of which `used_bytes` are in use.
 size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes);
-void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes);
+void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes, size_t used_bytes);
 // Memory that was purged is handed out again. Whether any of it was purged too early.
 bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes);
 

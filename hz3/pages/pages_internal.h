@@ -55,6 +55,10 @@ struct hz3_pages {
 };
 extern struct hz3_pages hz3_pages;
 
+HZ3_INLINE size_t hz3_pages_used_bytes_locked(void) {
+  return hz3_pages.chunks * HZ3_CHUNK_BYTES - hz3_pages.free_slices * HZ3_SLICE_BYTES;
+}
+
 // page_map.c
 void hz3_page_map_set_chunk(struct hz3_chunk *chunk);  // the range must be reserved
 void hz3_page_map_clear_chunk(struct hz3_chunk *chunk);

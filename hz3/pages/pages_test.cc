@@ -555,58 +555,67 @@ TEST_F(Pages, PageMapHoldsLargeBlocks) {
 TEST(Retention, GrowsByWhatIsWantedAgain) {
   const size_t kMin = HZ3_RETAIN_MIN_BYTES, kMax = HZ3_RETAIN_MAX_BYTES, kPart = kMin / 4;
   hz3_retention retention = HZ3_RETENTION_INIT;
-  EXPECT_EQ(retention.limit_bytes, kMin);
+  EXPECT_EQ(hz3_retention_limit(&retention, 0), kMin);
   EXPECT_FALSE(hz3_retention_note_regret(&retention, kPart)) << "nothing was purged yet";
-  hz3_retention_note_purge(&retention, kPart);
-  hz3_retention_note_purge(&retention, kPart);
+  hz3_retention_note_purge(&retention, kPart, 0);
+  hz3_retention_note_purge(&retention, kPart, 0);
   EXPECT_TRUE(hz3_retention_note_regret(&retention, kPart));
-  EXPECT_EQ(retention.limit_bytes, kMin + kPart);
+  EXPECT_EQ(hz3_retention_limit(&retention, 0), kMin + kPart);
   EXPECT_TRUE(hz3_retention_note_regret(&retention, kMin));
-  EXPECT_EQ(retention.limit_bytes, kMin + 2 * kPart) << "no more than was purged";
+  EXPECT_EQ(hz3_retention_limit(&retention, 0), kMin + 2 * kPart) << "no more than was purged";
   EXPECT_FALSE(hz3_retention_note_regret(&retention, kMin));
-  hz3_retention_note_purge(&retention, 2 * kMax);
+  hz3_retention_note_purge(&retention, 2 * kMax, 0);
   EXPECT_TRUE(hz3_retention_note_regret(&retention, 2 * kMax));
-  EXPECT_EQ(retention.limit_bytes, kMax);
+  EXPECT_EQ(hz3_retention_limit(&retention, 0), kMax);
 }
 
-// With nothing in use: one swing leaves eight times the minimum, several leave what they need.
-TEST(Retention, ALoadThatSwingsOnMayKeepItsMemory) {
-  constexpr size_t kIdle = 8 * HZ3_RETAIN_MIN_BYTES, kSwing = HZ3_RETAIN_MAX_BYTES;
+// What a load has come back from, it may keep its memory for; of a lower low nothing is known.
+TEST(Retention, HoldsDownToTheKnownLow) {
+  constexpr size_t kMin = HZ3_RETAIN_MIN_BYTES, kSwing = HZ3_RETAIN_MAX_BYTES - kMin, kLow = 100 * kMin;
+  constexpr size_t kTolerance = std::max<size_t>(HZ3_RETAIN_MAX_BYTES / 8, kMin);
   hz3_retention retention = HZ3_RETENTION_INIT;
-  for (int swing = 0; swing < 3; swing++) {
-    hz3_retention_note_purge(&retention, kSwing);
-    hz3_retention_note_regret(&retention, kSwing);
-    EXPECT_EQ(hz3_retention_limit(&retention, 0), std::min(std::max(kIdle, (swing + 1) * kSwing / 4), kSwing));
-  }
-  retention.last_regret_ms -= 5001;
-  hz3_retention_note_purge(&retention, HZ3_MIB);
-  EXPECT_EQ(hz3_retention_limit(&retention, 0), std::min(std::max(kIdle, 3 * kSwing / 8), kSwing / 2)) << "it decays";
+  hz3_retention_note_purge(&retention, kSwing / 2, kLow + kMin);
+  hz3_retention_note_purge(&retention, kSwing / 2, kLow);
+  EXPECT_EQ(hz3_retention_limit(&retention, kLow), kMin) << "it may never come back";
+  hz3_retention_note_regret(&retention, kSwing);
+  EXPECT_EQ(hz3_retention_limit(&retention, kLow), HZ3_RETAIN_MAX_BYTES);
+  EXPECT_EQ(hz3_retention_limit(&retention, kLow - kTolerance), HZ3_RETAIN_MAX_BYTES) << "lows differ a little";
+  EXPECT_EQ(hz3_retention_limit(&retention, kLow - kTolerance - 1), kMin);
+  hz3_retention_note_purge(&retention, kMin, 0);
+  EXPECT_EQ(hz3_retention_limit(&retention, 0), kMin);
+  hz3_retention_note_regret(&retention, kMin);
+  EXPECT_EQ(hz3_retention_limit(&retention, 0), HZ3_RETAIN_MAX_BYTES) << "one deep swing is enough";
 }
 
 TEST(Retention, LateUseIsNoRegret) {
+  constexpr size_t kDeep = 0, kHigh = size_t{100} * HZ3_RETAIN_MIN_BYTES;
   hz3_retention retention = HZ3_RETENTION_INIT;
-  hz3_retention_note_purge(&retention, HZ3_MIB);
+  hz3_retention_note_purge(&retention, HZ3_MIB, kDeep);
   retention.last_purge_ms -= 1001;
   EXPECT_FALSE(hz3_retention_note_regret(&retention, HZ3_MIB));
   EXPECT_EQ(retention.limit_bytes, size_t{HZ3_RETAIN_MIN_BYTES});
-  hz3_retention_note_purge(&retention, 2 * HZ3_SLICE_BYTES);
+  hz3_retention_note_purge(&retention, HZ3_MIB, kDeep);
+  retention.last_purge_ms -= 1001;
+  hz3_retention_note_purge(&retention, 2 * HZ3_SLICE_BYTES, kHigh);
   EXPECT_TRUE(hz3_retention_note_regret(&retention, HZ3_MIB));
-  EXPECT_EQ(retention.limit_bytes, HZ3_RETAIN_MIN_BYTES + 2 * HZ3_SLICE_BYTES) << "the first purge is forgotten";
+  EXPECT_EQ(hz3_retention_limit(&retention, kHigh), HZ3_RETAIN_MIN_BYTES + 2 * HZ3_SLICE_BYTES) << "the first purge is forgotten";
+  EXPECT_EQ(hz3_retention_limit(&retention, kDeep), size_t{HZ3_RETAIN_MIN_BYTES}) << "and its low";
 }
 
 TEST(Retention, DecaysWithoutRegret) {
   hz3_retention retention = HZ3_RETENTION_INIT;
-  hz3_retention_note_purge(&retention, HZ3_RETAIN_MAX_BYTES);
+  hz3_retention_note_purge(&retention, HZ3_RETAIN_MAX_BYTES, 0);
   hz3_retention_note_regret(&retention, HZ3_RETAIN_MAX_BYTES);
-  hz3_retention_note_purge(&retention, HZ3_MIB);
-  EXPECT_EQ(retention.limit_bytes, size_t{HZ3_RETAIN_MAX_BYTES}) << "the last regret is recent";
+  hz3_retention_note_purge(&retention, HZ3_MIB, 0);
+  EXPECT_EQ(hz3_retention_limit(&retention, 0), size_t{HZ3_RETAIN_MAX_BYTES}) << "the last regret is recent";
   size_t expected = HZ3_RETAIN_MAX_BYTES;
   for (int i = 0; i < 30; i++) {
     retention.last_regret_ms -= 5001;
-    hz3_retention_note_purge(&retention, HZ3_MIB);
+    hz3_retention_note_purge(&retention, HZ3_MIB, 0);
     expected = std::max<size_t>(expected / 2, HZ3_RETAIN_MIN_BYTES);
-    EXPECT_EQ(retention.limit_bytes, expected);
+    EXPECT_EQ(hz3_retention_limit(&retention, 0), expected);
   }
+  EXPECT_EQ(retention.known_low_bytes, SIZE_MAX) << "the low is forgotten with the rest";
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their runtimes need address space of their own

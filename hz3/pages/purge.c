@@ -9,25 +9,28 @@
 
 // Memory wanted again within this time after a purge counts as purged too early.
 enum { REGRET_MS = 1000 };
-// What an oscillating load has taught may outlive its last swing by this multiple of the minimum; or by a part of all that was
-// wanted again, so that a load that swings several times a second keeps its memory, and a single burst does not.
-enum { IDLE_FACTOR = 8, IDLE_SHARE = 4 };
+// A low counts as known that is deeper by this part of what was learned, or by the minimum: lows differ a little from swing to swing.
+enum { LOW_SHARE = 8 };
 // Among so many of the chunks that have been dirty longest, one with a free half is looked for.
 enum { HALF_TRIES = 16 };
 
 size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes) {
-  size_t idle = hz3_max(retention->idle_bytes, IDLE_FACTOR * HZ3_RETAIN_MIN_BYTES);
-  return hz3_min(retention->limit_bytes, hz3_max(used_bytes, idle));
+  size_t tolerance = hz3_max(retention->limit_bytes / LOW_SHARE, HZ3_RETAIN_MIN_BYTES);
+  return used_bytes + tolerance >= retention->known_low_bytes ? retention->limit_bytes : HZ3_RETAIN_MIN_BYTES;
 }
 
-void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes) {
+void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes, size_t used_bytes) {
   uint64_t now = hz3_os_now_ms();
-  if (now - retention->last_purge_ms > REGRET_MS) retention->recent_bytes = 0;
+  if (now - retention->last_purge_ms > REGRET_MS) {
+    retention->recent_bytes = 0;
+    retention->recent_low_bytes = SIZE_MAX;
+  }
   retention->recent_bytes += bytes;
+  retention->recent_low_bytes = hz3_min(retention->recent_low_bytes, used_bytes);
   retention->last_purge_ms = now;
   if (now - retention->last_regret_ms > 5 * REGRET_MS && retention->limit_bytes > HZ3_RETAIN_MIN_BYTES) {
     retention->limit_bytes = hz3_max(retention->limit_bytes / 2, HZ3_RETAIN_MIN_BYTES);
-    retention->idle_bytes /= 2;
+    if (retention->limit_bytes == HZ3_RETAIN_MIN_BYTES) retention->known_low_bytes = SIZE_MAX;
     retention->last_regret_ms = now;
   }
 }
@@ -42,7 +45,7 @@ bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes) {
   bytes = hz3_min(bytes, retention->recent_bytes);
   retention->recent_bytes -= bytes;
   retention->limit_bytes = hz3_min(retention->limit_bytes + bytes, HZ3_RETAIN_MAX_BYTES);
-  retention->idle_bytes = hz3_min(retention->idle_bytes + bytes / IDLE_SHARE, HZ3_RETAIN_MAX_BYTES);
+  retention->known_low_bytes = hz3_min(retention->known_low_bytes, retention->recent_low_bytes);
   retention->last_regret_ms = now;
   return true;
 }
@@ -147,7 +150,7 @@ void hz3_pages_purge_to(size_t keep_bytes) {
   while (hz3_pages.dirty_slices * HZ3_SLICE_BYTES > keep_bytes) {
     unsigned slices = purge_oldest_locked();
     if (slices == 0) break;
-    hz3_retention_note_purge(&hz3_pages.retention, slices * HZ3_SLICE_BYTES);
+    hz3_retention_note_purge(&hz3_pages.retention, slices * HZ3_SLICE_BYTES, hz3_pages_used_bytes_locked());
   }
   hz3_lock_release(&hz3_pages.lock);
 }
