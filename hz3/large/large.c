@@ -409,7 +409,7 @@ static bool unmap_free_ranges(void) {
 
 void hz3_large_purge_idle(void) {
   hz3_lock_acquire(&hz3_ranges.lock);
-  size_t keep = hz3_ranges.dirty_bytes - hz3_min(hz3_ranges.dirty_low_water / 2, hz3_ranges.dirty_bytes);
+  size_t keep = hz3_idle_keep(hz3_ranges.dirty_bytes, hz3_ranges.dirty_low_water);
   hz3_lock_release(&hz3_ranges.lock);
   purge_to(keep, true);
   hz3_lock_acquire(&hz3_ranges.lock);

@@ -35,7 +35,7 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes);
 // NULL when out of memory (the old block is untouched).
 void *hz3_large_grow(void *pointer, size_t bytes);
 
-// For the tick: gives back half of the dirty free memory that nobody needed since the last call.
+// For the tick: gives dirty free memory back that nobody needed since the last call, see hz3_idle_keep in pages.h.
 void hz3_large_purge_idle(void);
 // Gives free memory back; with `unmap`, its address space too. True if anything was given back.
 bool hz3_large_trim(bool unmap);

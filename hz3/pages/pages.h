@@ -65,6 +65,10 @@ void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes, siz
 // Memory that was purged is handed out again. Whether any of it was purged too early.
 bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes);
 
+// For a tick: what is to stay of so much dirty free memory, of which `low_water_bytes` were not needed since the last one: all but
+// half of those, and no more goes than a caller can wait for.
+size_t hz3_idle_keep(size_t dirty_bytes, size_t low_water_bytes);
+
 #define HZ3_HUGE_PAGE_BYTES ((size_t)2 * 1024 * 1024)
 // Asks for huge pages for fresh memory, or, while they are dear, for small ones; the first touch of the first page tells from time
 // to time. Bytes from the start that have huge pages now, or get them when touched. Thread-safe; keeps errno.
@@ -76,7 +80,7 @@ bool hz3_pages_is_giving_back(void);
 // Objects of a span are handed out again of which pages were purged at that time. If that was too early, ticks do not start
 // giving back for a second.
 void hz3_pages_note_hollow_use(uint32_t purged_ms);
-// For the tick: gives back half of the dirty free memory that nobody needed since the last call.
+// For the tick: gives dirty free memory back that nobody needed since the last call, see hz3_idle_keep.
 void hz3_pages_purge_idle(void);
 // Gives every free slice back to the kernel; with `unmap`, wholly free chunks leave the address space too.
 // True if anything was given back.

@@ -552,6 +552,31 @@ TEST_F(Pages, PageMapHoldsLargeBlocks) {
   hz3_os_unmap(start, kBytes);
 }
 
+// When what was learned does not hold any more, it goes step by step.
+TEST_F(Pages, NoCallPurgesMuchAtOnce) {
+  constexpr size_t kLimit = HZ3_RETAIN_MIN_BYTES, kBlocks = kLimit / 2 + 20 * HZ3_CHUNK_BYTES;
+  std::vector<hz3_span *> spans;
+  for (size_t bytes = 0; bytes < kBlocks; bytes += HZ3_SLICE_BYTES) spans.push_back(Alloc(kSliceClass));
+  hz3_pages.retention.limit_bytes = 2 * kBlocks;
+  hz3_pages.retention.known_low_bytes = 0;
+  for (; spans.size() > 64; spans.pop_back()) Free(spans.back());
+  EXPECT_GT(Stats().dirty_bytes, 18 * HZ3_CHUNK_BYTES);
+  hz3_pages.retention.known_low_bytes = SIZE_MAX;
+  for (; !spans.empty(); spans.pop_back()) {
+    size_t before = Stats().dirty_bytes;
+    Free(spans.back());
+    EXPECT_LE(before, Stats().dirty_bytes + kLimit + HZ3_CHUNK_BYTES) << "a chunk is not divided further";
+  }
+  EXPECT_LE(Stats().dirty_bytes, kLimit);
+}
+
+TEST(Retention, ATickTakesHalfOfWhatIsIdleButNotMuch) {
+  EXPECT_EQ(hz3_idle_keep(10, 0), 10u);
+  EXPECT_EQ(hz3_idle_keep(10, 8), 6u);
+  EXPECT_EQ(hz3_idle_keep(3, 8), 0u) << "some was taken since";
+  EXPECT_EQ(hz3_idle_keep(1000 * HZ3_MIB, 1000 * HZ3_MIB), 1000 * HZ3_MIB - 4 * HZ3_RETAIN_MIN_BYTES);
+}
+
 TEST(Retention, GrowsByWhatIsWantedAgain) {
   const size_t kMin = HZ3_RETAIN_MIN_BYTES, kMax = HZ3_RETAIN_MAX_BYTES, kPart = kMin / 4;
   hz3_retention retention = HZ3_RETENTION_INIT;

@@ -11,6 +11,8 @@
 enum { REGRET_MS = 1000 };
 // A low counts as known that is deeper by this part of what was learned, or by the minimum: lows differ a little from swing to swing.
 enum { LOW_SHARE = 8 };
+// A tick may keep its caller waiting for the purge of so much, 1 to 2 ms.
+enum { IDLE_PURGE_MOST_BYTES = 4 * HZ3_RETAIN_MIN_BYTES };
 // Among so many of the chunks that have been dirty longest, one with a free half is looked for.
 enum { HALF_TRIES = 16 };
 
@@ -48,6 +50,10 @@ bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes) {
   retention->known_low_bytes = hz3_min(retention->known_low_bytes, retention->recent_low_bytes);
   retention->last_regret_ms = now;
   return true;
+}
+
+size_t hz3_idle_keep(size_t dirty_bytes, size_t low_water_bytes) {
+  return dirty_bytes - hz3_min(hz3_min(low_water_bytes / 2, IDLE_PURGE_MOST_BYTES), dirty_bytes);
 }
 
 // Keeps the chunk on the dirty list exactly while it has dirty free slices; new ones go to the end.
@@ -157,7 +163,8 @@ void hz3_pages_purge_to(size_t keep_bytes) {
 
 void hz3_pages_purge_idle(void) {
   hz3_lock_acquire(&hz3_pages.lock);
-  size_t keep = hz3_pages.dirty_slices - hz3_min(hz3_pages.dirty_low_water / 2, hz3_pages.dirty_slices);
+  size_t keep_bytes = hz3_idle_keep(hz3_pages.dirty_slices * HZ3_SLICE_BYTES, hz3_pages.dirty_low_water * HZ3_SLICE_BYTES);
+  size_t keep = hz3_round_up(keep_bytes, HZ3_SLICE_BYTES) / HZ3_SLICE_BYTES;
   bool is_early = hz3_os_now_ms() - __atomic_load_n(&hz3_pages.hollow_regret_ms, __ATOMIC_RELAXED) <= REGRET_MS;
   hz3_pages_set_giving_back(hz3_pages.dirty_slices > keep && !is_early);
   while (hz3_pages.dirty_slices > keep && purge_oldest_locked() != 0) {
