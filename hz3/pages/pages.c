@@ -250,7 +250,7 @@ struct hz3_span *hz3_pages_alloc_span(unsigned size_class) {
   span->free_words = NULL;
   span->free_word = 0;
   span->free_count = span->carved = span->settle_at = span->purged_ms = 0;
-  span->list = 255;
+  span->list = HZ3_SPAN_NO_LIST;
   __atomic_store_n(&span->size_class, (uint16_t)size_class, __ATOMIC_RELEASE);
   return span;
 }

@@ -11,6 +11,8 @@
 
 HZ3_BEGIN_DECLS
 
+enum { HZ3_SPAN_NO_LIST = 255 };
+
 // A run of slices that holds objects of one class. The descriptor lives in the chunk's metadata, never beside objects.
 // All fields after `base` belong to the box that allocated the span, under that box's lock.
 struct hz3_span {

@@ -14,7 +14,7 @@
 
 HZ3_BEGIN_DECLS
 
-enum { HZ3_SPAN_LISTS = 3, HZ3_SPAN_PURGING = 254, HZ3_SPAN_NO_LIST = 255 };
+enum { HZ3_SPAN_LISTS = 3, HZ3_SPAN_PURGING = HZ3_SPAN_NO_LIST - 1 };
 
 struct hz3_span_store {
   struct hz3_lock lock;
