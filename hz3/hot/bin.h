@@ -37,7 +37,7 @@ extern const struct hz3_heap hz3_heap_empty;  // all zero: every thread's heap u
 extern __thread uintptr_t hz3_heap_offset __attribute__((tls_model("initial-exec")));
 extern const uint16_t hz3_bin_offsets[HZ3_TABLE_MAX / 16 + 1];  // by (bytes + 15) / 16
 
-HZ3_COLD void *hz3_malloc_slow(size_t bytes);
+void *hz3_malloc_slow(size_t bytes);
 HZ3_COLD void hz3_free_slow(void *pointer);
 
 // The empty asm hides from the compiler that the sum usually lies outside of hz3_heap_empty, and keeps it one register.

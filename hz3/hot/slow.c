@@ -469,8 +469,9 @@ static void *alloc_from_bin(unsigned c, size_t bytes, size_t align) {
 }
 
 void *hz3_malloc_slow(size_t bytes) {
+  if (bytes <= HZ3_TABLE_MAX) return alloc(hz3_bin_offsets[(bytes + 15) / 16] / sizeof(struct hz3_bin), bytes, 1, false);
   if (bytes > HZ3_MEDIUM_MAX) return alloc(0, bytes, 1, false);
-  return alloc_from_bin(hz3_size_class_of(bytes), bytes, 1);
+  return alloc_from_bin(hz3_size_class_of_medium(bytes), bytes, 1);
 }
 
 void *hz3_calloc(size_t bytes) {
