@@ -288,6 +288,26 @@ SCENARIO(burst_then_silence) {
   _exit(0);
 }
 
+// The first time that a load goes nobody can know whether it comes back; when it has, within a second, it keeps its memory.
+SCENARIO(swings_keep_their_memory) {
+  constexpr size_t kCount = 80000;
+  constexpr long kBytesKb = static_cast<long>(kCount * kSmall >> 10);
+  memset(small_blocks, 0, kCount * sizeof(void*));
+  long before = resident_kb();
+  auto left_after_swing = [before] {
+    for (size_t i = 0; i < kCount; i++) small_blocks[i] = touched(kSmall);
+    for (size_t i = 0; i < kCount; i++) free(small_blocks[i]);
+    return resident_kb() - before;
+  };
+  require_at_most("left after the first swing", left_after_swing(), 16 << 10);
+  if (hz3_test::lane() == "tiny") return;  // it keeps 1 MiB at most
+  left_after_swing();
+  long kept = left_after_swing();
+  printf("kept after the third: %ld kB of %ld\n", kept, kBytesKb);
+  fflush(stdout);
+  REQUIRE(kept >= kBytesKb * 3 / 4);
+}
+
 // Under vm.overcommit_memory=2, and by RLIMIT_DATA, every private mapping counts as memory, touched or not, MAP_NORESERVE
 // or not: what is mapped must follow what is used.
 SCENARIO(little_is_mapped_beyond_use) {
@@ -319,7 +339,7 @@ INSTANTIATE_TEST_SUITE_P(All, MemoryTest,
                                          "ring_of_producer_and_consumer", "thread_that_only_frees",
                                          "thread_that_only_frees_mixed_sizes", "dead_threads_are_reused",
                                          "a_thousand_threads_with_little", "burst_then_silence",
-                                         "little_is_mapped_beyond_use"),
+                                         "swings_keep_their_memory", "little_is_mapped_beyond_use"),
                          [](const testing::TestParamInfo<const char*>& info) { return std::string(info.param); });
 
 // Preloaded, for a program that links the allocator also brings the C++ runtime, which is as large again.
