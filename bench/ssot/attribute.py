@@ -135,6 +135,12 @@ def libc_path() -> Path:
     return Path(next(line.split()[-1] for line in maps if "/libc.so" in line or "/libc-" in line))
 
 
+def reason(stderr: str) -> str:
+    """What a failed program said itself, or else valgrind's last line."""
+    lines = [line for line in stderr.splitlines() if line.strip()] or ["no output"]
+    return next((line for line in lines if not line.startswith("==")), lines[-1])
+
+
 def callgrind(program: str, arguments: list[str], allocator: Allocator) -> Profile:
     """Profiles one run of a workload under an allocator."""
     if not shutil.which("valgrind"):
@@ -148,8 +154,7 @@ def callgrind(program: str, arguments: list[str], allocator: Allocator) -> Profi
             env={**BASE_ENV, **allocator.child_env()}, capture_output=True, text=True, check=False,
         )
         if done.returncode != 0 or not out.exists():
-            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            return Profile(error=f"exit status {done.returncode}: {last}")
+            return Profile(error=f"exit status {done.returncode}: {reason(done.stderr)}")
         profile = parse_callgrind(out.read_text(), str(binary), library,
                                   entry_aliases(Path(library)))
     if not profile.entry:
@@ -217,20 +222,23 @@ def _cell(value: float | None, base: float | None) -> str:
     return f"{value:.1f}{change}"
 
 
-def entry_table(title: str, profiles: dict[str, Profile]) -> Table:
-    """Instructions per call, each allocator's difference to the first in percent."""
+def print_entries(title: str, profiles: dict[str, Profile]) -> None:
+    """Instructions per call, each allocator's difference to the first in percent; then what failed, and why."""
+    entries = [e for e in ENTRIES if any(e in p.entry for p in profiles.values())]
     table = Table(title=title)
-    table.add_column("per call", no_wrap=True)
-    for name in profiles:
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("instructions per", no_wrap=True)
+    for entry in entries:
+        table.add_column(entry, justify="right", no_wrap=True)
     first = next(iter(profiles.values()))
-    for entry in ENTRIES:
-        if any(entry in p.entry for p in profiles.values()):
-            table.add_row(f"instructions/{entry}", *(
-                p.error or _cell(p.per_call(entry), None if p is first else first.per_call(entry))
-                for p in profiles.values()
-            ))
-    return table
+    for name, profile in profiles.items():
+        base = None if profile is first else first
+        table.add_row(name, *(
+            "failed" if profile.error else _cell(profile.per_call(e), base and base.per_call(e)) for e in entries
+        ))
+    terminal.console.print(table)
+    for name, profile in profiles.items():
+        if profile.error:
+            terminal.console.print(f"{name} does not run under callgrind: {profile.error}", markup=False)
 
 
 def function_table(name: str, profile: Profile, top: int) -> Table:
@@ -274,7 +282,7 @@ def run(options: argparse.Namespace) -> int:
         terminal.console.rule(f"{path}: {program} {arguments}")
         profiles = {a.name: callgrind(program, arguments.split(), a) for a in found}
         failed |= any(p.error for p in profiles.values())
-        terminal.console.print(entry_table("callgrind", profiles))
+        print_entries("callgrind", profiles)
         for name, profile in profiles.items():
             if not profile.error:
                 terminal.console.print(function_table(name, profile, options.top))

@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         terminal.console.print("no syscall counts: install the package strace")
     arguments = shorter(case)
     profiles = {a.name: attribute.callgrind(case.program, arguments, a) for a in both}
-    terminal.console.print(attribute.entry_table("callgrind: " + " ".join(arguments), profiles))
+    attribute.print_entries("callgrind: " + " ".join(arguments), profiles)
     for name, profile in profiles.items():
         if not profile.error:
             terminal.console.print(attribute.function_table(name, profile, options.top))

@@ -13,7 +13,7 @@ from unittest import mock
 
 from bench.ssot import (
     ab, attribute, compare, contention, details, explain, gate, history, places, programs, record, registry,
-    results, runner, sweep,
+    results, runner, sweep, terminal,
 )
 from bench.ssot.errors import UserError
 from bench.ssot.tests import fixture
@@ -74,6 +74,21 @@ class Parsers(unittest.TestCase):
         self.assertEqual(profile.per_call("malloc"), 30.0)
         self.assertEqual(profile.own, {"tc_malloc": 240, "slow": 100})
         self.assertIsNone(profile.per_call("calloc"))
+
+    def test_a_profile_that_failed_is_named_below_the_table(self):
+        stderr = "==7== Callgrind\n\ncannot start [ready]\n==7== I refs: 5\n"
+        self.assertEqual(attribute.reason(stderr), "cannot start [ready]")
+        self.assertEqual(attribute.reason("==7== a\n==7== b\n"), "==7== b")
+        self.assertEqual(attribute.reason(""), "no output")
+        profiles = {"one": attribute.Profile({"malloc": (10, 300), "free": (10, 100)}),
+                    "two": attribute.Profile(error=attribute.reason(stderr)),
+                    "three": attribute.Profile({"malloc": (10, 150)})}
+        with terminal.console.capture() as capture:
+            attribute.print_entries("title", profiles)
+        cells = [[cell.strip() for cell in line.split("│")] for line in capture.get().splitlines()]
+        rows = {row[1]: row[2:-1] for row in cells if len(row) > 1}
+        self.assertEqual(rows, {"one": ["30.0", "10.0"], "two": ["failed", "failed"], "three": ["15.0 (-50%)", "-"]})
+        self.assertIn("two does not run under callgrind: cannot start [ready]", capture.get())
 
     def test_strace_and_perf_and_traces(self):
         self.assertEqual(details.parse_strace(STRACE), {"mmap": 123, "openat": 10})
