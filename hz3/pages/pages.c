@@ -19,7 +19,7 @@ enum { TAG_BYTES_PER_CLASS = 32, MAX_CHUNKS_PER_MAP = 16, FIT_TRIES = 4 };
 enum { SINGLE_CHUNKS = 64, GUARDED_CHUNKS = 256 * 1024 };
 
 // A purge of 8 MiB takes 0.1 to 0.5 ms.
-enum { PURGE_AHEAD_BYTES = HZ3_RETAIN_MIN_BYTES / 4, PURGE_MOST_BYTES = HZ3_RETAIN_MIN_BYTES };
+enum { PURGE_AHEAD_BYTES = HZ3_RETAIN_MIN_BYTES / 4, PURGE_MOST_BYTES = 8 * HZ3_MIB };
 
 // In the checked lane the slices of the first chunk get access when they are first used, and nothing is accessible for a MiB
 // before it: in a small program a pointer that is far off then meets a fault, not another block or our records. Not the later

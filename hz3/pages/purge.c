@@ -12,7 +12,7 @@ enum { REGRET_MS = 1000 };
 // A low counts as known that is deeper by this part of what was learned, or by the minimum: lows differ a little from swing to swing.
 enum { LOW_SHARE = 8 };
 // A tick may keep its caller waiting for the purge of so much, 1 to 2 ms.
-enum { IDLE_PURGE_MOST_BYTES = 4 * HZ3_RETAIN_MIN_BYTES };
+enum { IDLE_PURGE_MOST_BYTES = 32 * HZ3_MIB };
 // Among so many of the chunks that have been dirty longest, one with a free half is looked for.
 enum { HALF_TRIES = 16 };
 
