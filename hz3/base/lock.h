@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the allocator's only lock, a futex mutex with a rank and an owner.
 // Called by: small, medium, large, pages, remote, hot.
-// Invariant: state 0 = free, 1 = held, 2 = held with waiters. A thread takes locks in strictly rising rank.
-//   The owner lets a fork from a signal handler see that it interrupted its own critical section.
+// Invariant: a thread takes locks in strictly rising rank. The owner lets a fork from a signal handler see that it interrupted
+//   its own critical section; it is taken and left in one step with the lock.
 #ifndef HZ3_BASE_LOCK_H_
 #define HZ3_BASE_LOCK_H_
 
@@ -23,12 +23,12 @@ enum hz3_lock_rank {
 };
 
 struct hz3_lock {
-  uint32_t state;
+  uintptr_t holder;  // an address unique to the holding thread, or that of the lock itself while it is held for a fork;
+                     // the lowest bit: others wait. 0: free
   uint32_t rank;
-  const void *owner;  // address unique to the holding thread, NULL when free
 };
 
-#define HZ3_LOCK_INIT(r) {0, (r), NULL}
+#define HZ3_LOCK_INIT(r) {0, (r)}
 
 void hz3_lock_acquire(struct hz3_lock *lock);
 void hz3_lock_release(struct hz3_lock *lock);
