@@ -778,8 +778,16 @@ TEST_F(HotDeathTest, FreesWithoutMemoryForMagazines) {
   const unsigned c = hz3_size_class_of(kBytes);
   std::vector<void *> blocks(10 * HZ3_DEPOT_BYTES / kBytes);
   for (void *&block : blocks) block = hz3_malloc(kBytes);
-  for (size_t i = 0; i < blocks.size(); i += 4) hz3_free(blocks[i]);
-  const size_t alone = hz3_depot_objects(c) * kBytes;
+  // Frees every fourth block. The most that the depot has held meanwhile, as a tick may take some of it at any time.
+  auto most_kept = [&](size_t first) {
+    size_t most = 0;
+    for (size_t i = first; i < blocks.size(); i += 4) {
+      hz3_free(blocks[i]);
+      if (i % 64 == first) most = std::max(most, hz3_depot_objects(c) * kBytes);
+    }
+    return most;
+  };
+  const size_t alone = most_kept(0);
   HZ3_REQUIRE(hz3_heap_count() == 1);
   HZ3_REQUIRE(alone <= HZ3_HEAP_BYTES + 2 * HZ3_COOL_BYTES);
   pthread_barrier_t all_here;
@@ -794,8 +802,8 @@ TEST_F(HotDeathTest, FreesWithoutMemoryForMagazines) {
   HZ3_REQUIRE(hz3_heap_count() == 1 + kThreads);
   std::thread([] { hz3_free(hz3_malloc(16)); }).join();
   HZ3_REQUIRE(hz3_heap_count() == 1 + kThreads);  // it has the heap of one that ended
-  for (size_t i = 1; i < blocks.size(); i += 4) hz3_free(blocks[i]);
-  HZ3_REQUIRE(hz3_depot_objects(c) * kBytes > alone && hz3_depot_objects(c) * kBytes >= HZ3_DEPOT_BYTES / 2);
+  const size_t among_many = most_kept(1);
+  HZ3_REQUIRE(among_many > alone && among_many >= HZ3_DEPOT_BYTES / 2);
   _exit(0);
 }
 
