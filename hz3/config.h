@@ -14,7 +14,7 @@
 // HZ3_HEAP_BYTES: bytes a thread may keep in spare magazines before it shares them through the depot; half as many by which
 //   the magazines of busy classes may grow.
 // HZ3_DEPOT_BYTES: bytes of one class that the depot may keep at most; below it, HZ3_HEAP_BYTES for each thread, and a quarter of
-//   what is out of its spans.
+//   what is out of its spans, or of small objects HZ3_MAGAZINE_BYTES for each CPU.
 // HZ3_COOL_BYTES: bytes pushed to the depot after a magazine before another CPU gets it: a typical second-level cache.
 //   Threads that only free may leave twice as many there.
 // HZ3_RETAIN_MIN_BYTES / HZ3_RETAIN_MAX_BYTES: dirty free memory kept from the kernel, per source (slices, large ranges).

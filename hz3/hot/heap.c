@@ -87,6 +87,7 @@ static struct hz3_heap *adopt_heap(void) {
   hz3_lock_acquire(&heaps_lock);
   heap->next_heap = all_heaps;
   all_heaps = heap;
+  heap->home = (uint8_t)(heap_count % hz3_os_cpu_count());  // as many homes as can be busy at once
   hz3_add_to_figure(&heap_count, 1);
   hz3_lock_release(&heaps_lock);
   return heap;

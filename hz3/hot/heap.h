@@ -21,6 +21,7 @@ struct hz3_heap {
   uint16_t refill[HZ3_CLASS_COUNT];     // objects to fetch next time; doubles up to the capacity
   uint8_t level[HZ3_CLASS_COUNT];       // size of magazines to use
   uint8_t misses[HZ3_CLASS_COUNT];      // slow paths since the last tick
+  uint8_t home;                         // of the spans that it fetches from
   uint8_t state;                        // enum hz3_heap_state, lock HEAPS
   bool is_busy;                         // inside a slow path: what fork finds in a bin is not to be trusted
   bool is_flushed;                      // parked: holds nothing

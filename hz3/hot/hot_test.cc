@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <random>
@@ -25,6 +26,7 @@
 #include "hz3/base/os.h"
 #include "hz3/base/refuse_test.h"
 #include "hz3/config.h"
+#include "hz3/pages/pages.h"
 #include "hz3/remote/remote.h"
 extern "C" {
 #include "hz3/hot/heap.h"
@@ -769,6 +771,34 @@ TEST_F(HotDeathTest, ReallocGrowsWithoutRoomToGrowOn) {
 
 TEST_F(HotDeathTest, FreesWithoutMemoryForMagazines) {
   EXPECT_EXIT(FreeWithoutMagazines(), testing::ExitedWithCode(0), "");
+}
+
+// In a child, where no threads of other tests were before: two threads whose blocks come from the same spans write to the same cache lines.
+[[noreturn]] void AllocateSideBySide() {
+  const size_t kBytes = 48, kBlocks = 20000;
+  std::set<hz3_span *> spans[2];
+  pthread_barrier_t together;
+  pthread_barrier_init(&together, nullptr, 2);
+  auto work = [&](unsigned t) {
+    std::vector<void *> blocks(kBlocks);
+    for (size_t i = 0; i < kBlocks; i++) {
+      if (i % 500 == 0) pthread_barrier_wait(&together);
+      blocks[i] = hz3_malloc(kBytes);
+      spans[t].insert(hz3_pages_span_of(blocks[i]));
+    }
+  };
+  std::thread first(work, 0), second(work, 1);
+  first.join();
+  second.join();
+  std::vector<hz3_span *> shared;
+  std::set_intersection(spans[0].begin(), spans[0].end(), spans[1].begin(), spans[1].end(), std::back_inserter(shared));
+  HZ3_REQUIRE(spans[0].size() * HZ3_SLICE_BYTES >= kBlocks * kBytes && shared.size() <= 1);  // one that was begun before, perhaps
+  _exit(0);
+}
+
+TEST_F(HotDeathTest, ThreadsSideBySideTakeFromSpansOfTheirOwn) {
+  if (hz3_os_cpu_count() < 2) GTEST_SKIP() << "nothing is side by side";
+  EXPECT_EXIT(AllocateSideBySide(), testing::ExitedWithCode(0), "");
 }
 
 // In a child, where no threads of other tests were before: one that frees much leaves little in the depot, as a place for

@@ -53,10 +53,10 @@ static unsigned class_of(const void *pointer) {
   return span == NULL ? 0 : span->size_class;
 }
 
-static size_t fetch(unsigned c, void **out, size_t count, bool *is_clean) {
+static size_t fetch(const struct hz3_heap *heap, unsigned c, void **out, size_t count, bool *is_clean) {
   bool is_small = c <= HZ3_SMALL_CLASS_LAST;
   if (is_small) *is_clean = false;
-  size_t got = is_small ? hz3_small_fetch(c, out, count) : hz3_medium_fetch(c, out, count, is_clean);
+  size_t got = is_small ? hz3_small_fetch(heap->home, c, out, count) : hz3_medium_fetch(c, out, count, is_clean);
   if (HZ3_CHECKED) hz3_checked_shuffle(out, got);
   return got;
 }
@@ -414,7 +414,7 @@ static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
     if (bigger != NULL) magazine = bigger;
   }
   if (magazine == NULL) return false;
-  size_t got = fetch(c, magazine->slots, refill_count(heap, c, magazine), is_clean);
+  size_t got = fetch(heap, c, magazine->slots, refill_count(heap, c, magazine), is_clean);
   magazine->count = (uint16_t)got;
   load(heap, c, magazine);
   return got > 0;
@@ -423,7 +423,7 @@ static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
 // Straight from the spans.
 static void *alloc_one(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   void *object;
-  if (fetch(c, &object, 1, is_clean) != 0 || (reclaim(heap) && fetch(c, &object, 1, is_clean) != 0)) return object;
+  if (fetch(heap, c, &object, 1, is_clean) != 0 || (reclaim(heap) && fetch(heap, c, &object, 1, is_clean) != 0)) return object;
   return NULL;
 }
 

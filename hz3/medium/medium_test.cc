@@ -6,7 +6,7 @@
 
 namespace {
 
-size_t FetchAndForget(unsigned size_class, void **out, size_t count) {
+size_t FetchAndForget(unsigned, unsigned size_class, void **out, size_t count) {
   bool is_clean;
   return hz3_medium_fetch(size_class, out, count, &is_clean);
 }

@@ -29,6 +29,7 @@ struct hz3_span {
   uint8_t list;   // index of the list it is on, HZ3_SPAN_NO_LIST if on none
   bool is_clean;  // memory from `carved` on is known to be zero
   bool is_closed;  // while it is being allocated: some of it has no access yet
+  uint8_t home;    // of those who fetch from it
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_span) <= 64, "one span descriptor per cache line");
 

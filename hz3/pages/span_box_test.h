@@ -26,7 +26,7 @@
 #include "hz3/pages/tag_map.h"
 
 struct SpanBox {
-  size_t (*fetch)(unsigned size_class, void **out, size_t count);
+  size_t (*fetch)(unsigned home, unsigned size_class, void **out, size_t count);
   void (*release)(unsigned size_class, void **objects, size_t count);
   size_t (*live_objects)(unsigned size_class);
   size_t (*spans)(unsigned size_class);
@@ -57,10 +57,10 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
   }
 
   // Exactly `count` objects, however many calls that takes.
-  std::vector<void *> Fetch(size_t count) {
+  std::vector<void *> Fetch(size_t count, unsigned home = 0) {
     std::vector<void *> objects(count);
     for (size_t got = 0; got < count;) {
-      size_t more = kBox.fetch(c_, &objects[got], count - got);
+      size_t more = kBox.fetch(home, c_, &objects[got], count - got);
       if (more == 0 || more > count - got) {
         ADD_FAILURE() << "fetch of " << count - got << " gave " << more;
         objects.resize(got);
@@ -157,7 +157,7 @@ TEST_P(SpanBoxTest, FreshObjectsInARowAreInDifferentLines) {
 
 TEST_P(SpanBoxTest, FetchNeverGivesMoreThanAsked) {
   std::vector<void *> objects(per_span_ + 8, this);
-  size_t got = kBox.fetch(c_, objects.data(), 1);
+  size_t got = kBox.fetch(0, c_, objects.data(), 1);
   ASSERT_EQ(got, 1u);
   EXPECT_EQ(objects[1], this);
   live_.insert(objects[0]);
@@ -262,7 +262,7 @@ TEST_P(SpanBoxTest, ThreadsGetEveryObjectOnce) {
     std::mt19937 random(seed);
     std::vector<void *> batch(kBatch);
     for (int i = 0; i < kRounds; i++) {
-      size_t got = kBox.fetch(c_, batch.data(), 1 + random() % kBatch);
+      size_t got = kBox.fetch(seed % 2, c_, batch.data(), 1 + random() % kBatch);
       for (size_t j = 0; j < got; j++)
         if (__atomic_exchange_n(static_cast<int *>(batch[j]), 1, __ATOMIC_RELAXED) == 1) doubled++;
       std::vector<void *> back;
@@ -296,7 +296,7 @@ TEST_P(SpanBoxTest, ForkLocksOutOthers) {
   kBox.fork_prepare();
   void *object = nullptr;
   size_t got = 0;
-  std::thread other([&] { got = kBox.fetch(c_, &object, 1); });
+  std::thread other([&] { got = kBox.fetch(0, c_, &object, 1); });
   kBox.fork_release();
   other.join();
   ASSERT_EQ(got, 1u);

@@ -19,7 +19,7 @@ static size_t room_of(const struct hz3_span *span) {
 static void unlink_locked(struct hz3_span_store *store, struct hz3_span *span) {
   if (span->list == HZ3_SPAN_NO_LIST) return;
   if (span->prev != NULL) span->prev->next = span->next;
-  else store->lists[span->list] = span->next;
+  else store->lists[span->home][span->list] = span->next;
   if (span->next != NULL) span->next->prev = span->prev;
   span->list = HZ3_SPAN_NO_LIST;
 }
@@ -43,15 +43,34 @@ static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   unlink_locked(store, span);
   if (list == HZ3_SPAN_NO_LIST) return;
   span->prev = NULL;
-  span->next = store->lists[list];
+  span->next = store->lists[span->home][list];
   if (span->next != NULL) span->next->prev = span;
-  store->lists[list] = span;
+  store->lists[span->home][list] = span;
   span->list = list;
 }
 
-static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
+static struct hz3_span *fullest_locked(const struct hz3_span_store *store, unsigned home) {
   for (int i = 0; i < HZ3_SPAN_LISTS; i++) {
-    if (store->lists[i] != NULL) return store->lists[i];
+    if (store->lists[home][i] != NULL) return store->lists[home][i];
+  }
+  return NULL;
+}
+
+static bool is_carved(const struct hz3_span *span) { return span->carved == hz3_size_classes[span->size_class].objects; }
+
+// The emptiest span with room of another home moves to this one. Not one that is still being carved, of which each home has one
+// at most: those who grow side by side would take it from each other, and share them all.
+static struct hz3_span *take_over_locked(struct hz3_span_store *store, unsigned home) {
+  for (int i = HZ3_SPAN_LISTS - 1; i >= 0; i--) {
+    for (unsigned h = 1; h < HZ3_SPAN_HOMES; h++) {
+      struct hz3_span *span = store->lists[(home + h) % HZ3_SPAN_HOMES][i];
+      if (span != NULL && !is_carved(span)) span = span->next;
+      if (span == NULL) continue;
+      unlink_locked(store, span);
+      span->home = (uint8_t)home;
+      relist_locked(store, span);
+      return span;
+    }
   }
   return NULL;
 }
@@ -99,10 +118,11 @@ static size_t take_from(struct hz3_span *span, void **out, size_t count, bool *i
   return taken + fresh;
 }
 
-static size_t fetch_locked(struct hz3_span_store *store, void **out, size_t count, bool *is_clean) {
+static size_t fetch_locked(struct hz3_span_store *store, unsigned home, void **out, size_t count, bool *is_clean) {
   size_t got = 0;
-  struct hz3_span *span;
-  while (got < count && (span = fullest_locked(store)) != NULL) {
+  struct hz3_span *span = fullest_locked(store, home);
+  if (span == NULL) span = take_over_locked(store, home);
+  for (; got < count && span != NULL; span = fullest_locked(store, home)) {
     got += take_from(span, out + got, count - got, is_clean);
     relist_locked(store, span);
   }
@@ -110,22 +130,23 @@ static size_t fetch_locked(struct hz3_span_store *store, void **out, size_t coun
   return got;
 }
 
-size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t count, bool *is_clean) {
+size_t hz3_span_store_fetch(struct hz3_span_store *store, unsigned home, void **out, size_t count, bool *is_clean) {
   hz3_lock_acquire(&store->lock);
-  size_t got = fetch_locked(store, out, count, is_clean);
+  size_t got = fetch_locked(store, home % HZ3_SPAN_HOMES, out, count, is_clean);
   hz3_lock_release(&store->lock);
   return got;
 }
 
-size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *fresh, void **out, size_t count, bool *is_clean) {
+size_t hz3_span_store_fetch_from(struct hz3_span_store *store, unsigned home, struct hz3_span *fresh, void **out, size_t count, bool *is_clean) {
   hz3_lock_acquire(&store->lock);
   hz3_add_to_figure(&store->spans, 1);
   // From the fresh one first, even if others have got room meanwhile: a span of which nothing was ever out would never
   // come back as a whole.
+  fresh->home = (uint8_t)(home % HZ3_SPAN_HOMES);
   size_t got = take_from(fresh, out, count, is_clean);
   relist_locked(store, fresh);
   hz3_add_to_figure(&store->live_objects, got);
-  got += fetch_locked(store, out + got, count - got, is_clean);
+  got += fetch_locked(store, home % HZ3_SPAN_HOMES, out + got, count - got, is_clean);
   hz3_lock_release(&store->lock);
   return got;
 }

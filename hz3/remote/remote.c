@@ -9,35 +9,38 @@
 #include "hz3/config.h"
 #include "hz3/remote/stack.h"
 
-enum { MAX_SHARDS = 64, SLAB_UNITS = 128, UNIT_BYTES = 512, MAX_SLABS = 1 << (HZ3_STACK_INDEX_BITS - 7), WARM_LINES = 8 };
+enum { SLAB_UNITS = 128, UNIT_BYTES = 512, MAX_SLABS = 1 << (HZ3_STACK_INDEX_BITS - 7) };
+enum { ALWAYS_KEPT_MOST_BYTES = 256 };  // of bigger objects it would be too much after a burst (docs/decisions/0029)
+enum { MAX_CPUS = 512, MAX_SHARDS = (MAX_CPUS + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD };
 
 char *hz3_magazine_slabs[MAX_SLABS];
 
-// The depot keeps the order of pushing: magazines are pushed to `warm`, which is now and then turned over into `cool`, the
-// oldest on top.
-struct shelf {
-  struct hz3_stack warm, cool;
-};
-static struct shelf depot[MAX_SHARDS][HZ3_CLASS_COUNT];
-// Object bytes on the warm stacks of a shard, of all classes: the sum over its lines, modulo 2^64. CPUs add and take on lines
-// of their own; the sum is only wanted where a stack has run dry or is full.
+// What a CPU puts down lies on stacks of its own, so that threads that run side by side and need nothing of each other do not
+// touch each other's memory (docs/decisions/0029). The warm stacks are now and then turned over onto the cool ones of their
+// shard, the oldest on top, where every CPU takes from.
 static struct {
-  size_t bytes;
-} __attribute__((aligned(HZ3_CACHE_LINE))) warm[MAX_SHARDS][WARM_LINES];
-static struct hz3_stack pools[MAX_SHARDS][HZ3_MAGAZINE_LEVELS];
-static unsigned shard_count = 1;
+  struct hz3_stack warm[HZ3_CLASS_COUNT];
+  struct hz3_stack pools[HZ3_MAGAZINE_LEVELS];
+  size_t warm_bytes;  // of objects; modulo 2^64
+} __attribute__((aligned(HZ3_CACHE_LINE))) cpus[MAX_CPUS];
+static struct {
+  struct hz3_stack stack;
+} __attribute__((aligned(HZ3_CACHE_LINE))) cool[MAX_SHARDS][HZ3_CLASS_COUNT];
+static unsigned cpu_count = 1, shard_count = 1;
 
 static struct hz3_lock carve_lock = HZ3_LOCK_INIT(HZ3_RANK_MAGAZINES);
 static uint32_t slab_count;
 static uint32_t next_index[HZ3_MAGAZINE_LEVELS];  // each level carves a slab of its own; at a multiple of SLAB_UNITS it needs one
 
 void hz3_remote_init(void) {
-  size_t shards = (hz3_os_cpu_count() + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD;
-  shard_count = (unsigned)hz3_min(shards, MAX_SHARDS);
+  cpu_count = (unsigned)hz3_min(hz3_os_cpu_count(), MAX_CPUS);
+  shard_count = (cpu_count + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD;
 }
 
-static unsigned shard_of(unsigned cpu) { return shard_count == 1 ? 0 : cpu / HZ3_CPUS_PER_SHARD % shard_count; }
-static unsigned own_shard(void) { return shard_count == 1 ? 0 : shard_of(hz3_os_cpu()); }
+static unsigned own_cpu(void) { return cpu_count == 1 ? 0 : hz3_os_cpu() % cpu_count; }
+static unsigned shard_of(unsigned cpu) { return cpu / HZ3_CPUS_PER_SHARD; }
+static unsigned first_cpu(unsigned shard) { return shard * HZ3_CPUS_PER_SHARD; }
+static unsigned cpus_in(unsigned shard) { return hz3_min(cpu_count - first_cpu(shard), HZ3_CPUS_PER_SHARD); }
 
 // False when out of memory or of indices.
 static bool add_slab_locked(unsigned level) {
@@ -60,9 +63,9 @@ static struct hz3_magazine *carve_locked(unsigned level) {
 }
 
 struct hz3_magazine *hz3_magazine_alloc(unsigned level, uint32_t wanted, uint32_t *count) {
-  unsigned own = own_shard();
-  for (unsigned i = 0; i < shard_count; i++) {
-    struct hz3_magazine *magazine = hz3_stack_pop(&pools[(own + i) % shard_count][level], wanted, count);
+  unsigned own = own_cpu();
+  for (unsigned i = 0; i < cpu_count; i++) {
+    struct hz3_magazine *magazine = hz3_stack_pop(&cpus[(own + i) % cpu_count].pools[level], wanted, count);
     if (magazine != NULL) return magazine;
   }
   hz3_lock_acquire(&carve_lock);
@@ -73,7 +76,7 @@ struct hz3_magazine *hz3_magazine_alloc(unsigned level, uint32_t wanted, uint32_
 }
 
 void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, uint32_t count) {
-  hz3_stack_push(&pools[own_shard()][first->level], first, last, count, true);
+  hz3_stack_push(&cpus[own_cpu()].pools[first->level], first, last, count, true);
 }
 
 static uint32_t height_of(const struct hz3_stack *stack) {
@@ -82,52 +85,51 @@ static uint32_t height_of(const struct hz3_stack *stack) {
 
 static size_t warm_bytes(unsigned shard) {
   size_t sum = 0;
-  for (int i = 0; i < WARM_LINES; i++) sum += __atomic_load_n(&warm[shard][i].bytes, __ATOMIC_RELAXED);
+  for (unsigned i = 0; i < cpus_in(shard); i++) sum += __atomic_load_n(&cpus[first_cpu(shard) + i].warm_bytes, __ATOMIC_RELAXED);
   return sum > PTRDIFF_MAX ? 0 : sum;  // the lines were read at different times
 }
 
-static void add_warm(unsigned shard, unsigned cpu, size_t bytes) {
-  __atomic_fetch_add(&warm[shard][cpu % WARM_LINES].bytes, bytes, __ATOMIC_RELAXED);
-}
+static void add_warm(unsigned cpu, size_t bytes) { __atomic_fetch_add(&cpus[cpu].warm_bytes, bytes, __ATOMIC_RELAXED); }
 
 static size_t bytes_of(unsigned size_class, const struct hz3_magazine *magazine) {
   return magazine->count * (size_t)hz3_size_classes[size_class].bytes;
 }
 
+// A CPU may always keep a little of small objects: threads with little to free would else push each other's to the spans.
+static bool is_full(unsigned size_class, unsigned cpu, size_t magazine_bytes, size_t limit) {
+  size_t own_bytes = height_of(&cpus[cpu].warm[size_class]) * magazine_bytes;
+  if (hz3_size_classes[size_class].bytes <= ALWAYS_KEPT_MOST_BYTES && own_bytes < HZ3_MAGAZINE_BYTES) return false;
+  unsigned shard = shard_of(cpu);
+  size_t height = height_of(&cool[shard][size_class].stack);
+  for (unsigned i = 0; i < cpus_in(shard); i++) height += height_of(&cpus[first_cpu(shard) + i].warm[size_class]);
+  return height * shard_count >= limit;
+}
+
 bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, bool may_cool) {
-  unsigned cpu = hz3_os_cpu(), shard = shard_of(cpu);
-  struct shelf *shelf = &depot[shard][size_class];
-  bool is_full = (size_t)(height_of(&shelf->warm) + height_of(&shelf->cool)) * shard_count >= limit;
-  if (is_full && (!may_cool || warm_bytes(shard) >= 2 * HZ3_COOL_BYTES)) return false;
-  __atomic_store_n(&magazine->cpu, cpu, __ATOMIC_RELAXED);
-  add_warm(shard, cpu, bytes_of(size_class, magazine));
-  if (hz3_stack_push(&shelf->warm, magazine, magazine, 1, false)) return true;
-  add_warm(shard, cpu, 0 - bytes_of(size_class, magazine));
+  unsigned cpu = own_cpu();
+  size_t bytes = bytes_of(size_class, magazine);
+  if (is_full(size_class, cpu, bytes, limit) && (!may_cool || warm_bytes(shard_of(cpu)) >= 2 * HZ3_COOL_BYTES)) return false;
+  add_warm(cpu, bytes);
+  if (hz3_stack_push(&cpus[cpu].warm[size_class], magazine, magazine, 1, false)) return true;
+  add_warm(cpu, 0 - bytes);
   return false;
 }
 
-static struct hz3_magazine *pop_warm(unsigned shard, unsigned size_class, unsigned cpu) {
+static struct hz3_magazine *pop_warm(unsigned size_class, unsigned cpu) {
   uint32_t count;
-  struct hz3_magazine *magazine = hz3_stack_pop(&depot[shard][size_class].warm, 1, &count);
-  if (magazine != NULL) add_warm(shard, cpu, 0 - bytes_of(size_class, magazine));
+  struct hz3_magazine *magazine = hz3_stack_pop(&cpus[cpu].warm[size_class], 1, &count);
+  if (magazine != NULL) add_warm(cpu, 0 - bytes_of(size_class, magazine));
   return magazine;
 }
 
 static struct hz3_magazine *pop_cool(unsigned shard, unsigned size_class) {
   uint32_t count;
-  return hz3_stack_pop(&depot[shard][size_class].cool, 1, &count);
+  return hz3_stack_pop(&cool[shard][size_class].stack, 1, &count);
 }
 
-// Whether this CPU pushed the magazine on top; a guess, as other threads push and pop meanwhile.
-static bool is_own(const struct hz3_stack *stack, unsigned cpu) {
-  uint32_t index = hz3_stack_index(__atomic_load_n(&stack->word, __ATOMIC_ACQUIRE));  // pairs with the release in push
-  return index != 0 && __atomic_load_n(&hz3_magazine_at(index)->cpu, __ATOMIC_RELAXED) == cpu;
-}
-
-// Turns the warm stack over onto the cool one, except for the oldest magazine, which the caller gets. NULL if empty.
-static struct hz3_magazine *turn_over(unsigned shard, unsigned size_class, unsigned cpu) {
-  struct shelf *shelf = &depot[shard][size_class];
-  struct hz3_magazine *newest = hz3_stack_take_all(&shelf->warm), *oldest = NULL;
+// Turns a CPU's warm stack over onto the cool one, except for the oldest magazine, which the caller gets. NULL if empty.
+static struct hz3_magazine *turn_over(unsigned size_class, unsigned cpu) {
+  struct hz3_magazine *newest = hz3_stack_take_all(&cpus[cpu].warm[size_class]), *oldest = NULL;
   size_t bytes = 0;
   uint32_t count = 0;
   for (struct hz3_magazine *at = newest; at != NULL; count++) {
@@ -137,29 +139,49 @@ static struct hz3_magazine *turn_over(unsigned shard, unsigned size_class, unsig
     oldest = at;
     at = older == 0 ? NULL : hz3_magazine_at(older);
   }
-  add_warm(shard, cpu, 0 - bytes);
-  if (count > 1) hz3_stack_push(&shelf->cool, hz3_magazine_at(oldest->next), newest, count - 1, true);
+  add_warm(cpu, 0 - bytes);
+  if (count > 1) hz3_stack_push(&cool[shard_of(cpu)][size_class].stack, hz3_magazine_at(oldest->next), newest, count - 1, true);
   return oldest;
 }
 
+// For a CPU that found nothing of its own, nor anything cool.
+static struct hz3_magazine *turn_any_over(unsigned shard, unsigned size_class) {
+  bool is_due = warm_bytes(shard) >= HZ3_COOL_BYTES;
+  for (unsigned i = 0; i < cpus_in(shard); i++) {
+    unsigned cpu = first_cpu(shard) + i;
+    uint32_t height = height_of(&cpus[cpu].warm[size_class]);
+    struct hz3_magazine *oldest = height > (is_due ? 0 : HZ3_STACK_MAX / 2) ? turn_over(size_class, cpu) : NULL;
+    if (oldest != NULL) return oldest;
+  }
+  return NULL;
+}
+
 static struct hz3_magazine *pop_from(unsigned shard, unsigned size_class, unsigned cpu) {
-  struct hz3_stack *stack = &depot[shard][size_class].warm;
-  struct hz3_magazine *magazine = is_own(stack, cpu) ? pop_warm(shard, size_class, cpu) : pop_cool(shard, size_class);
-  if (magazine != NULL) return magazine;
-  bool is_due = warm_bytes(shard) >= HZ3_COOL_BYTES || height_of(stack) > HZ3_STACK_MAX / 2;
-  return is_due ? turn_over(shard, size_class, cpu) : NULL;
+  struct hz3_magazine *magazine = shard_of(cpu) == shard ? pop_warm(size_class, cpu) : NULL;
+  if (magazine == NULL) magazine = pop_cool(shard, size_class);
+  return magazine != NULL ? magazine : turn_any_over(shard, size_class);
+}
+
+static unsigned fullest_cpu(unsigned shard, unsigned size_class) {
+  unsigned fullest = first_cpu(shard);
+  for (unsigned i = 1; i < cpus_in(shard); i++) {
+    unsigned cpu = first_cpu(shard) + i;
+    if (height_of(&cpus[cpu].warm[size_class]) > height_of(&cpus[fullest].warm[size_class])) fullest = cpu;
+  }
+  return fullest;
 }
 
 static struct hz3_magazine *drain_from(unsigned shard, unsigned size_class, unsigned cpu) {
+  (void)cpu;
   struct hz3_magazine *magazine = pop_cool(shard, size_class);
-  return magazine != NULL ? magazine : pop_warm(shard, size_class, cpu);
+  return magazine != NULL ? magazine : pop_warm(size_class, fullest_cpu(shard, size_class));
 }
 
 typedef struct hz3_magazine *take_from(unsigned shard, unsigned size_class, unsigned cpu);
 
 // From the own shard if possible.
 HZ3_INLINE struct hz3_magazine *take(unsigned size_class, take_from *from) {
-  unsigned cpu = hz3_os_cpu(), own = shard_of(cpu);
+  unsigned cpu = own_cpu(), own = shard_of(cpu);
   for (unsigned i = 0; i < shard_count; i++) {
     struct hz3_magazine *magazine = from((own + i) % shard_count, size_class, cpu);
     if (magazine != NULL) return magazine;
@@ -171,15 +193,15 @@ struct hz3_magazine *hz3_depot_pop(unsigned size_class) { return take(size_class
 struct hz3_magazine *hz3_depot_drain(unsigned size_class) { return take(size_class, drain_from); }
 
 static uint32_t take_low_water(struct hz3_stack *stack) {
-  uint32_t unused = __atomic_load_n(&stack->low_water, __ATOMIC_RELAXED);
-  __atomic_store_n(&stack->low_water, height_of(stack), __ATOMIC_RELAXED);
+  uint32_t unused = __atomic_load_n(&stack->low_water, __ATOMIC_RELAXED), height = height_of(stack);
+  if (height != unused) __atomic_store_n(&stack->low_water, height, __ATOMIC_RELAXED);
   return unused;
 }
 
 uint32_t hz3_depot_take_low_water(unsigned size_class) {
   uint32_t unused = 0;
-  for (unsigned i = 0; i < shard_count; i++)
-    unused += take_low_water(&depot[i][size_class].warm) + take_low_water(&depot[i][size_class].cool);
+  for (unsigned i = 0; i < cpu_count; i++) unused += take_low_water(&cpus[i].warm[size_class]);
+  for (unsigned i = 0; i < shard_count; i++) unused += take_low_water(&cool[i][size_class].stack);
   return unused;
 }
 
@@ -197,8 +219,8 @@ static size_t objects_on(const struct hz3_stack *stack) {
 
 size_t hz3_depot_objects(unsigned size_class) {
   size_t objects = 0;
-  for (unsigned i = 0; i < shard_count; i++)
-    objects += objects_on(&depot[i][size_class].warm) + objects_on(&depot[i][size_class].cool);
+  for (unsigned i = 0; i < cpu_count; i++) objects += objects_on(&cpus[i].warm[size_class]);
+  for (unsigned i = 0; i < shard_count; i++) objects += objects_on(&cool[i][size_class].stack);
   return objects;
 }
 

@@ -17,7 +17,6 @@ struct hz3_magazine {
   uint32_t next;   // index of the magazine below on a stack, atomic there
   uint32_t index;  // its own
   uint16_t count, level;
-  uint32_t cpu;  // that it was pushed on, atomic on a stack
   void *slots[];
 };
 
@@ -41,13 +40,14 @@ struct hz3_magazine *hz3_magazine_alloc(unsigned level, uint32_t wanted, uint32_
 void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, uint32_t count);
 
 // Lock-free. Push gives up ownership of the magazine and its objects; false (nothing changed) if the class already has
-// `limit` magazines in the depot (per shard, its share of them), unless it may cool there: twice HZ3_COOL_BYTES, see below.
+// `limit` magazines in the depot (per shard, its share of them), unless it may cool there: twice HZ3_COOL_BYTES, see below; or
+// unless this CPU has less than HZ3_MAGAZINE_BYTES of it, and the objects are small.
 bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, bool may_cool);
-// For a refill: the newest magazine if this CPU pushed it, for then its objects are in this CPU's cache. Otherwise the
-// oldest, once HZ3_COOL_BYTES have been pushed after it: memory that another CPU has just used costs more than memory
+// For a refill: the newest magazine that this CPU pushed, for its objects are in this CPU's cache. Otherwise the oldest of
+// another one, once HZ3_COOL_BYTES have been pushed after it: memory that another CPU has just used costs more than memory
 // that has left that CPU's cache (docs/decisions/0021). NULL if there is neither.
 struct hz3_magazine *hz3_depot_pop(unsigned size_class);
-struct hz3_magazine *hz3_depot_drain(unsigned size_class);  // any magazine, the oldest first; NULL if empty
+struct hz3_magazine *hz3_depot_drain(unsigned size_class);  // any magazine: the oldest, or one of the CPU with most; NULL if empty
 // For the tick: how many magazines of the class nobody needed since the last call; resets the mark.
 uint32_t hz3_depot_take_low_water(unsigned size_class);
 

@@ -7,6 +7,7 @@
 #include <sched.h>
 
 #include <atomic>
+#include <iterator>
 #include <random>
 #include <set>
 #include <thread>
@@ -111,15 +112,27 @@ TEST_F(Remote, PoolsHandOutWhatCameBackInChains) {
   EXPECT_TRUE(freed.empty());
 }
 
-// Keeps this thread on one CPU, so that it pushes to one shard and knows its own magazines.
+// The CPUs of this process.
+std::vector<int> Cpus() {
+  static const cpu_set_t all = [] {
+    cpu_set_t set;
+    EXPECT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
+    return set;
+  }();
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+    if (CPU_ISSET(cpu, &all)) cpus.push_back(cpu);
+  return cpus;
+}
+
+// Keeps this thread on one of them, whose stacks it then uses.
 class Pinned {
  public:
-  Pinned() {
-    CPU_ZERO(&before_);
-    EXPECT_EQ(sched_getaffinity(0, sizeof before_, &before_), 0);
+  explicit Pinned(size_t index = 0) {
     cpu_set_t one;
     CPU_ZERO(&one);
-    CPU_SET(hz3_os_cpu(), &one);
+    CPU_SET(Cpus().at(index), &one);
+    EXPECT_EQ(sched_getaffinity(0, sizeof before_, &before_), 0);
     EXPECT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
   }
   ~Pinned() { sched_setaffinity(0, sizeof before_, &before_); }
@@ -135,15 +148,21 @@ hz3_magazine *MagazineOf(unsigned c, double share) {
   return magazine;
 }
 
-// As if another CPU had pushed it.
-void PushFromElsewhere(unsigned c, hz3_magazine *magazine) {
-  ASSERT_TRUE(hz3_depot_push(c, magazine, 1 << 20, false));
-  magazine->cpu = 9999;
+bool PushFromElsewhere(unsigned c, hz3_magazine *magazine, size_t limit = 1000) {
+  Pinned elsewhere(1);
+  return hz3_depot_push(c, magazine, limit, false);
 }
+
+class RemoteCpus : public Remote {
+ protected:
+  void SetUp() override {
+    if (Cpus().size() < 2) GTEST_SKIP() << "there is no other CPU";
+  }
+};
 
 TEST_F(Remote, DepotRefusesBeyondTheLimit) {
   Pinned pinned;
-  unsigned c = FreshClass();
+  unsigned c = hz3_size_class_of(4096);
   hz3_magazine *a = NewMagazine(), *b = NewMagazine();
   EXPECT_FALSE(hz3_depot_push(c, a, 0, false));
   EXPECT_TRUE(hz3_depot_push(c, a, 1, false));
@@ -183,24 +202,24 @@ TEST_F(Remote, OwnMagazinesAreLastInFirstOut) {
   FreeAll(all);
 }
 
-TEST_F(Remote, OthersMagazinesCoolAndAreFirstInFirstOut) {
+TEST_F(RemoteCpus, OthersMagazinesCoolAndAreFirstInFirstOut) {
   Pinned pinned;
   unsigned c = FreshClass();
   hz3_magazine *all[5];
-  for (int i = 0; i < 3; i++) PushFromElsewhere(c, all[i] = MagazineOf(c, 0.3));
+  for (int i = 0; i < 3; i++) ASSERT_TRUE(PushFromElsewhere(c, all[i] = MagazineOf(c, 0.3)));
   EXPECT_EQ(hz3_depot_pop(c), nullptr) << "0.9 of what has to be pushed first";
-  for (int i = 3; i < 5; i++) PushFromElsewhere(c, all[i] = MagazineOf(c, 0.3));
+  for (int i = 3; i < 5; i++) ASSERT_TRUE(PushFromElsewhere(c, all[i] = MagazineOf(c, 0.3)));
   for (hz3_magazine *oldest : all) EXPECT_EQ(hz3_depot_pop(c), oldest);
   EXPECT_EQ(hz3_depot_pop(c), nullptr);
   FreeAll({all, all + 5});
 }
 
-TEST_F(Remote, OneOfOnesOwnOnTopComesBeforeWhatHasCooled) {
+TEST_F(RemoteCpus, OneOfOnesOwnComesBeforeWhatHasCooled) {
   Pinned pinned;
   unsigned c = FreshClass();
   hz3_magazine *a = MagazineOf(c, 1), *b = MagazineOf(c, 1), *own = MagazineOf(c, 0.1);
-  PushFromElsewhere(c, a);
-  PushFromElsewhere(c, b);
+  ASSERT_TRUE(PushFromElsewhere(c, a));
+  ASSERT_TRUE(PushFromElsewhere(c, b));
   EXPECT_EQ(hz3_depot_pop(c), a);
   ASSERT_TRUE(hz3_depot_push(c, own, 1000, false));
   EXPECT_EQ(hz3_depot_pop(c), own);
@@ -208,15 +227,93 @@ TEST_F(Remote, OneOfOnesOwnOnTopComesBeforeWhatHasCooled) {
   FreeAll({a, b, own});
 }
 
+// Two threads that need nothing of each other do not get each other's, in whatever order they push and pop.
+TEST_F(RemoteCpus, EachGetsItsOwnBack) {
+  Pinned pinned;
+  unsigned c = FreshClass();
+  hz3_magazine *a = NewMagazine(), *b = NewMagazine(), *other = NewMagazine();
+  ASSERT_TRUE(hz3_depot_push(c, a, 1000, false));
+  ASSERT_TRUE(hz3_depot_push(c, b, 1000, false));
+  ASSERT_TRUE(PushFromElsewhere(c, other));
+  EXPECT_EQ(hz3_depot_pop(c), b);
+  EXPECT_EQ(hz3_depot_pop(c), a);
+  EXPECT_EQ(hz3_depot_pop(c), nullptr);
+  EXPECT_EQ(PopAll(c), std::vector<hz3_magazine *>({other}));
+  FreeAll({a, b, other});
+}
+
+TEST_F(RemoteCpus, EachMayKeepALittleOfSmallObjects) {
+  Pinned pinned;
+  for (size_t bytes : {32, 512}) {
+    unsigned c = hz3_size_class_of(bytes);
+    auto magazine = [&] {
+      hz3_magazine *half = NewMagazine(HZ3_MAGAZINE_LEVELS - 1);
+      half->count = static_cast<uint16_t>(HZ3_MAGAZINE_BYTES / 2 / bytes);
+      return half;
+    };
+    std::vector<hz3_magazine *> all = {magazine(), magazine(), magazine()}, others = {magazine(), magazine(), magazine()};
+    for (size_t i = 0; i < 3; i++) EXPECT_EQ(PushFromElsewhere(c, others[i], 0), bytes == 32 && i < 2);
+    for (size_t i = 0; i < 3; i++) EXPECT_EQ(hz3_depot_push(c, all[i], 0, false), bytes == 32 && i < 2);
+    PopAll(c);
+    FreeAll(all);
+    FreeAll(others);
+  }
+}
+
+// Or one CPU's would stay for good that other threads have come to need no more.
+TEST_F(RemoteCpus, TheOneWithMostIsDrainedFirst) {
+  if (HZ3_CPUS_PER_SHARD < 2) GTEST_SKIP() << "the other CPU is of another shard";
+  Pinned pinned;
+  unsigned c = FreshClass();
+  hz3_magazine *own = NewMagazine(), *first = NewMagazine(), *second = NewMagazine();
+  ASSERT_TRUE(hz3_depot_push(c, own, 1000, false));
+  ASSERT_TRUE(PushFromElsewhere(c, first));
+  ASSERT_TRUE(PushFromElsewhere(c, second));
+  EXPECT_EQ(hz3_depot_drain(c), second);
+  FreeAll(PopAll(c));
+  FreeAll({second});
+}
+
+TEST_F(RemoteCpus, EmptyMagazinesComeBackToTheCpuThatHadThem) {
+  Pinned pinned;
+  hz3_magazine *own = NewMagazine(3), *other = NewMagazine(3);
+  FreeAll({own});
+  {
+    Pinned elsewhere(1);
+    FreeAll({other});
+    EXPECT_EQ(NewMagazine(3), other);
+  }
+  EXPECT_EQ(NewMagazine(3), own);
+  FreeAll({own, other});
+}
+
+TEST_F(RemoteCpus, NoMagazineIsMadeWhileAnotherCpuHasAnEmptyOne) {
+  Pinned pinned;
+  hz3_magazine *others[HZ3_STACK_MAX / 8];
+  for (hz3_magazine *&magazine : others) magazine = NewMagazine(2);
+  std::set<hz3_magazine *> known(std::begin(others), std::end(others));
+  {
+    Pinned elsewhere(1);
+    FreeAll({std::begin(others), std::end(others)});
+  }
+  std::vector<hz3_magazine *> all;
+  while (!known.empty() && all.size() < 10000) {
+    all.push_back(NewMagazine(2));
+    known.erase(all.back());
+  }
+  EXPECT_TRUE(known.empty());
+  FreeAll(all);
+}
+
 // Magazines of few bytes are turned over before their stack cannot count them any more.
-TEST_F(Remote, AHighStackIsTurnedOver) {
+TEST_F(RemoteCpus, AHighStackIsTurnedOver) {
   Pinned pinned;
   unsigned c = FreshClass();
   std::vector<hz3_magazine *> all;
   for (int i = 0; i < HZ3_STACK_MAX / 2 + 1; i++) {
     EXPECT_EQ(hz3_depot_pop(c), nullptr);
     all.push_back(NewMagazine());
-    PushFromElsewhere(c, all.back());
+    ASSERT_TRUE(PushFromElsewhere(c, all.back()));
   }
   EXPECT_EQ(hz3_depot_pop(c), all[0]);
   EXPECT_EQ(PopAll(c).size(), all.size() - 1);

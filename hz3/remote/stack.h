@@ -17,7 +17,7 @@ enum { HZ3_STACK_INDEX_BITS = 24, HZ3_STACK_COUNT_BITS = 10, HZ3_STACK_MAX = (1 
 struct hz3_stack {
   uint64_t word;
   uint32_t low_water;  // fewest magazines since the last tick; a hint, so racy stores are fine
-} __attribute__((aligned(HZ3_CACHE_LINE)));
+};
 
 HZ3_INLINE uint32_t hz3_stack_index(uint64_t word) { return (uint32_t)(word & (((uint64_t)1 << HZ3_STACK_INDEX_BITS) - 1)); }
 HZ3_INLINE uint32_t hz3_stack_count(uint64_t word) { return (uint32_t)(word >> HZ3_STACK_INDEX_BITS) & HZ3_STACK_MAX; }

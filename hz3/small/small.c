@@ -28,12 +28,14 @@ static void free_span(struct hz3_span *span) {
   hz3_pages_free_span(span);
 }
 
-size_t hz3_small_fetch(unsigned size_class, void **out, size_t count) {
+size_t hz3_small_fetch(unsigned home, unsigned size_class, void **out, size_t count) {
   bool is_clean;  // of no use: nobody asks for the zeroes of small blocks
-  size_t got = hz3_span_store_fetch(&stores[size_class], out, count, &is_clean);
+  size_t got = hz3_span_store_fetch(&stores[size_class], home, out, count, &is_clean);
   if (got > 0) return got;
   struct hz3_span *span = new_span(size_class);
-  return span == NULL ? 0 : hz3_span_store_fetch_from(&stores[size_class], span, out, count, &is_clean);
+  if (span != NULL) return hz3_span_store_fetch_from(&stores[size_class], home, span, out, count, &is_clean);
+  for (home = 0; got == 0 && home < HZ3_SPAN_HOMES; home++) got = hz3_span_store_fetch(&stores[size_class], home, out, count, &is_clean);
+  return got;
 }
 
 void hz3_small_release(unsigned size_class, void **objects, size_t count) {

@@ -11,8 +11,9 @@
 
 HZ3_BEGIN_DECLS
 
-// Writes up to `count` objects of the class to out and returns how many; 0 only when the kernel gives no more memory.
-size_t hz3_small_fetch(unsigned size_class, void **out, size_t count);
+// Writes up to `count` objects of the class to out and returns how many; 0 only when the kernel gives no more memory. Callers
+// with different homes (any number) get objects of different spans while there is memory.
+size_t hz3_small_fetch(unsigned home, unsigned size_class, void **out, size_t count);
 // Takes objects back. A block that is already free, or no block, ends the process. Spans that become free go back.
 void hz3_small_release(unsigned size_class, void **objects, size_t count);
 

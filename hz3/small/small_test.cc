@@ -2,7 +2,13 @@
 // What it is: tests of the small box: the common ones for every class, and its out-of-line bitmaps.
 #include "hz3/small/small.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <map>
+
 #include "hz3/base/metadata.h"
+#include "hz3/base/refuse_test.h"
 #include "hz3/pages/span_box_test.h"
 
 const SpanBox kBox = {hz3_small_fetch,        hz3_small_release,      hz3_small_live_objects, hz3_small_spans,
@@ -12,13 +18,65 @@ INSTANTIATE_TEST_SUITE_P(Small, SpanBoxTest, testing::Range(1u, HZ3_SMALL_CLASS_
 // Death is slow, and the code the same for all: the smallest, one with a tail, one off the powers of two, the biggest.
 INSTANTIATE_TEST_SUITE_P(Small, SpanBoxDeathTest, testing::Values(1u, 3u, 33u, unsigned{HZ3_SMALL_CLASS_LAST}), ClassName);
 
+// What one thread frees and another one asks for does not bring them together in one span.
+TEST_P(SpanBoxTest, HomesHaveSpansOfTheirOwn) {
+  if (per_span_ < 2) GTEST_SKIP() << "spans of one object are never shared";
+  const unsigned kHomes[] = {1, HZ3_SPAN_HOMES + 2};
+  std::mt19937 random(c_);
+  std::map<char *, unsigned> home_of;
+  std::vector<void *> objects[2];  // but one of each span, which then stays
+  auto fetch = [&](int i, size_t count) {
+    for (void *object : Fetch(count, kHomes[i])) {
+      auto [span, is_first] = home_of.insert({BaseOf(object), kHomes[i]});
+      EXPECT_EQ(span->second, kHomes[i]);
+      if (!is_first) objects[i].push_back(object);
+    }
+  };
+  for (int i : {0, 1}) fetch(i, 2 * per_span_);
+  for (int round = 0; round < 20; round++) {
+    size_t portion = 1 + random() % objects[0].size();
+    for (auto &own : objects) {
+      std::shuffle(own.begin(), own.end(), random);
+      Release({own.end() - static_cast<ptrdiff_t>(portion), own.end()});
+      own.resize(own.size() - portion);
+    }
+    for (int i : {1, 0}) fetch(i, portion);
+  }
+  EXPECT_EQ(kBox.spans(c_), 4u);
+}
+
+// But for the one that each home is carving: those who grow side by side would take it from each other.
+TEST_P(SpanBoxTest, ThereIsNoNewSpanWhileAnotherHomeHasRoom) {
+  std::vector<void *> objects = Fetch(2 * per_span_, 3);
+  objects.resize(per_span_ + per_span_ / 2);
+  Release(objects);
+  EXPECT_EQ(Fetch(per_span_ + per_span_ / 2, 5).size(), objects.size());
+  EXPECT_EQ(kBox.spans(c_), 2u);
+}
+
 namespace {
+
+[[noreturn]] void FetchWithoutMemory() {
+  const unsigned c = 2;
+  void *object;
+  HZ3_REQUIRE(hz3_small_fetch(1, c, &object, 1) == 1);
+  hz3_test::RefuseCall(SYS_mmap);
+  while (hz3_pages_alloc_span(c) != nullptr) continue;
+  size_t got = 1;
+  while (hz3_small_fetch(2, c, &object, 1) == 1) got++;
+  HZ3_REQUIRE(got == hz3_size_classes[c].objects);
+  _exit(0);
+}
+
+TEST(SmallDeathTest, WithoutMemoryOthersSpansServe) {
+  EXPECT_EXIT(FetchWithoutMemory(), testing::ExitedWithCode(0), "");
+}
 
 TEST(SmallTest, BitmapsOfRetiredSpansAreRecycled) {
   std::vector<void *> objects(2048);
   size_t before = 0;
   for (int round = 0; round < 50; round++) {
-    size_t got = hz3_small_fetch(2, objects.data(), objects.size());
+    size_t got = hz3_small_fetch(0, 2, objects.data(), objects.size());
     ASSERT_EQ(got, objects.size());
     hz3_small_release(2, objects.data(), got);
     ASSERT_EQ(hz3_small_spans(2), 0u);
