@@ -156,9 +156,8 @@ static struct hz3_magazine *turn_any_over(unsigned shard, unsigned size_class) {
   return NULL;
 }
 
-static struct hz3_magazine *pop_from(unsigned shard, unsigned size_class, unsigned cpu) {
-  struct hz3_magazine *magazine = shard_of(cpu) == shard ? pop_warm(size_class, cpu) : NULL;
-  if (magazine == NULL) magazine = pop_cool(shard, size_class);
+static struct hz3_magazine *pop_from(unsigned shard, unsigned size_class) {
+  struct hz3_magazine *magazine = pop_cool(shard, size_class);
   return magazine != NULL ? magazine : turn_any_over(shard, size_class);
 }
 
@@ -171,26 +170,29 @@ static unsigned fullest_cpu(unsigned shard, unsigned size_class) {
   return fullest;
 }
 
-static struct hz3_magazine *drain_from(unsigned shard, unsigned size_class, unsigned cpu) {
-  (void)cpu;
+static struct hz3_magazine *drain_from(unsigned shard, unsigned size_class) {
   struct hz3_magazine *magazine = pop_cool(shard, size_class);
   return magazine != NULL ? magazine : pop_warm(size_class, fullest_cpu(shard, size_class));
 }
 
-typedef struct hz3_magazine *take_from(unsigned shard, unsigned size_class, unsigned cpu);
+typedef struct hz3_magazine *take_from(unsigned shard, unsigned size_class);
 
-// From the own shard if possible.
-HZ3_INLINE struct hz3_magazine *take(unsigned size_class, take_from *from) {
-  unsigned cpu = own_cpu(), own = shard_of(cpu);
+// From the CPU's own shard if possible.
+HZ3_INLINE struct hz3_magazine *take(unsigned size_class, unsigned cpu, take_from *from) {
   for (unsigned i = 0; i < shard_count; i++) {
-    struct hz3_magazine *magazine = from((own + i) % shard_count, size_class, cpu);
+    struct hz3_magazine *magazine = from((shard_of(cpu) + i) % shard_count, size_class);
     if (magazine != NULL) return magazine;
   }
   return NULL;
 }
 
-struct hz3_magazine *hz3_depot_pop(unsigned size_class) { return take(size_class, pop_from); }
-struct hz3_magazine *hz3_depot_drain(unsigned size_class) { return take(size_class, drain_from); }
+struct hz3_magazine *hz3_depot_pop(unsigned size_class) {
+  unsigned cpu = own_cpu();
+  struct hz3_magazine *magazine = pop_warm(size_class, cpu);
+  return magazine != NULL ? magazine : take(size_class, cpu, pop_from);
+}
+
+struct hz3_magazine *hz3_depot_drain(unsigned size_class) { return take(size_class, own_cpu(), drain_from); }
 
 static uint32_t take_low_water(struct hz3_stack *stack) {
   uint32_t unused = __atomic_load_n(&stack->low_water, __ATOMIC_RELAXED), height = height_of(stack);
