@@ -475,13 +475,13 @@ static struct hz3_large_note *check_large(char *pointer, enum found found, const
 
 // ---- large blocks held back: no access at all ----
 
-enum { LARGE_HELD = 8 };
+enum { LARGE_HELD = 8, LARGE_WAITING = 64 };  // those that wait are held longer, because the kernel refused their access
 #define LARGE_HELD_BYTES ((size_t)32 * 1024 * 1024)  // the newest one may be more: its memory is given back
 
 static struct {
   struct hz3_lock lock;
   size_t count, bytes;
-  char *blocks[LARGE_HELD];  // oldest first
+  char *blocks[LARGE_HELD + LARGE_WAITING];  // oldest first
 } held = {.lock = HZ3_LOCK_INIT(HZ3_RANK_QUARANTINE)};
 
 static char *take_oldest_held_locked(void) {
@@ -493,7 +493,7 @@ static char *take_oldest_held_locked(void) {
 
 static void hold_again(char *start, size_t bytes) {
   hz3_lock_acquire(&held.lock);
-  if (held.count < LARGE_HELD) {
+  if (held.count < LARGE_HELD + LARGE_WAITING) {
     held.blocks[held.count++] = start;
     held.bytes += bytes;
   }
@@ -519,7 +519,7 @@ static void hold_back_large(char *start) {
   if (bytes > LARGE_HELD_BYTES) hz3_os_purge(start, bytes);
   hz3_os_protect(start, bytes);  // refused: late writes go unseen
   hz3_lock_acquire(&held.lock);
-  while (held.count == LARGE_HELD || (held.count > 0 && held.bytes + bytes > LARGE_HELD_BYTES))
+  while (leaving_count < LARGE_HELD && (held.count >= LARGE_HELD || (held.count > 0 && held.bytes + bytes > LARGE_HELD_BYTES)))
     leaving[leaving_count++] = take_oldest_held_locked();
   held.blocks[held.count++] = start;
   held.bytes += bytes;
@@ -529,7 +529,7 @@ static void hold_back_large(char *start) {
 
 bool hz3_checked_empty_large_quarantine(void) {
   bool any = false;
-  for (int i = 0; i < LARGE_HELD; i++) {
+  for (int i = 0; i < LARGE_HELD + LARGE_WAITING; i++) {
     hz3_lock_acquire(&held.lock);
     char *start = held.count == 0 ? NULL : take_oldest_held_locked();
     hz3_lock_release(&held.lock);
