@@ -29,6 +29,7 @@ static struct hz3_lock shared_lock = HZ3_LOCK_INIT(HZ3_RANK_SHARED_HEAP);
 static struct hz3_heap shared_heap = {.state = HZ3_HEAP_SHARED};  // for threads past their destructors
 static struct hz3_heap *all_heaps = &shared_heap, *parked;
 static size_t parked_bytes, heap_count;
+static unsigned home_count = 1;  // as many as threads can run at once
 static bool is_initialised, is_hooked;
 static pthread_key_t exit_key;
 
@@ -87,7 +88,7 @@ static struct hz3_heap *adopt_heap(void) {
   hz3_lock_acquire(&heaps_lock);
   heap->next_heap = all_heaps;
   all_heaps = heap;
-  heap->home = (uint8_t)(heap_count % hz3_os_cpu_count());  // as many homes as can be busy at once
+  heap->home = (uint8_t)(heap_count % home_count);
   hz3_add_to_figure(&heap_count, 1);
   hz3_lock_release(&heaps_lock);
   return heap;
@@ -180,6 +181,7 @@ static void initialise(void) {
   hz3_lock_acquire(&heaps_lock);
   if (!is_initialised) {
     hz3_remote_init();
+    home_count = hz3_os_cpu_count();
     __atomic_store_n(&is_initialised, true, __ATOMIC_RELEASE);
   }
   hz3_lock_release(&heaps_lock);

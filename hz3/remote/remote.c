@@ -40,7 +40,7 @@ void hz3_remote_init(void) {
 static unsigned own_cpu(void) { return cpu_count == 1 ? 0 : hz3_os_cpu() % cpu_count; }
 static unsigned shard_of(unsigned cpu) { return cpu / HZ3_CPUS_PER_SHARD; }
 static unsigned first_cpu(unsigned shard) { return shard * HZ3_CPUS_PER_SHARD; }
-static unsigned cpus_in(unsigned shard) { return hz3_min(cpu_count - first_cpu(shard), HZ3_CPUS_PER_SHARD); }
+static unsigned end_cpu(unsigned shard) { return hz3_min(first_cpu(shard + 1), cpu_count); }
 
 // False when out of memory or of indices.
 static bool add_slab_locked(unsigned level) {
@@ -85,7 +85,7 @@ static uint32_t height_of(const struct hz3_stack *stack) {
 
 static size_t warm_bytes(unsigned shard) {
   size_t sum = 0;
-  for (unsigned i = 0; i < cpus_in(shard); i++) sum += __atomic_load_n(&cpus[first_cpu(shard) + i].warm_bytes, __ATOMIC_RELAXED);
+  for (unsigned i = first_cpu(shard); i < end_cpu(shard); i++) sum += __atomic_load_n(&cpus[i].warm_bytes, __ATOMIC_RELAXED);
   return sum > PTRDIFF_MAX ? 0 : sum;  // the lines were read at different times
 }
 
@@ -101,7 +101,7 @@ static bool is_full(unsigned size_class, unsigned cpu, size_t magazine_bytes, si
   if (hz3_size_classes[size_class].bytes <= ALWAYS_KEPT_MOST_BYTES && own_bytes < HZ3_MAGAZINE_BYTES) return false;
   unsigned shard = shard_of(cpu);
   size_t height = height_of(&cool[shard][size_class].stack);
-  for (unsigned i = 0; i < cpus_in(shard); i++) height += height_of(&cpus[first_cpu(shard) + i].warm[size_class]);
+  for (unsigned i = first_cpu(shard); i < end_cpu(shard); i++) height += height_of(&cpus[i].warm[size_class]);
   return height * shard_count >= limit;
 }
 
@@ -147,8 +147,7 @@ static struct hz3_magazine *turn_over(unsigned size_class, unsigned cpu) {
 // For a CPU that found nothing of its own, nor anything cool.
 static struct hz3_magazine *turn_any_over(unsigned shard, unsigned size_class) {
   bool is_due = warm_bytes(shard) >= HZ3_COOL_BYTES;
-  for (unsigned i = 0; i < cpus_in(shard); i++) {
-    unsigned cpu = first_cpu(shard) + i;
+  for (unsigned cpu = first_cpu(shard); cpu < end_cpu(shard); cpu++) {
     uint32_t height = height_of(&cpus[cpu].warm[size_class]);
     struct hz3_magazine *oldest = height > (is_due ? 0 : HZ3_STACK_MAX / 2) ? turn_over(size_class, cpu) : NULL;
     if (oldest != NULL) return oldest;
@@ -163,8 +162,7 @@ static struct hz3_magazine *pop_from(unsigned shard, unsigned size_class) {
 
 static unsigned fullest_cpu(unsigned shard, unsigned size_class) {
   unsigned fullest = first_cpu(shard);
-  for (unsigned i = 1; i < cpus_in(shard); i++) {
-    unsigned cpu = first_cpu(shard) + i;
+  for (unsigned cpu = fullest + 1; cpu < end_cpu(shard); cpu++) {
     if (height_of(&cpus[cpu].warm[size_class]) > height_of(&cpus[fullest].warm[size_class])) fullest = cpu;
   }
   return fullest;

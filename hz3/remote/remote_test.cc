@@ -148,7 +148,7 @@ hz3_magazine *MagazineOf(unsigned c, double share) {
   return magazine;
 }
 
-bool PushFromElsewhere(unsigned c, hz3_magazine *magazine, size_t limit = 1000) {
+bool PushFromElsewhere(unsigned c, hz3_magazine *magazine, size_t limit = SIZE_MAX) {
   Pinned elsewhere(1);
   return hz3_depot_push(c, magazine, limit, false);
 }
