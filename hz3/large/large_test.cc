@@ -543,7 +543,9 @@ bool RandomStep(std::vector<Marked> *live, std::mt19937 &random, size_t most) {
   Marked old = block;
   if (!Resize(block.start, bytes)) {
     if (bytes <= hz3_large_usable_bytes(block.start)) return false;  // shrinking always works
-    block.start = static_cast<char *>(hz3_large_grow(block.start, bytes));
+    char *grown = static_cast<char *>(hz3_large_grow(block.start, bytes));
+    if (grown == nullptr) return HasMarks(block);  // Linux before 6.17 does not move pages of two mappings at once
+    block.start = grown;
   }
   if (!HasMarks({block.start, kept, old.mark})) return false;
   block.bytes = bytes;
