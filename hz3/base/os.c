@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/syscall.h>
@@ -84,17 +85,43 @@ void hz3_os_advise_huge(void *start, size_t bytes, bool huge) {
   errno = saved;
 }
 
+// Whether the pages lie in one of the kernel's mappings: those of several fail to grow in place for a reason of their own.
+static bool is_one_mapping(char *start, size_t bytes) {
+  size_t page = hz3_os_page_bytes();
+  if (mremap(start, bytes, bytes + page, 0) == MAP_FAILED) return errno != EFAULT;
+  hz3_os_unmap(start + bytes, page);  // nothing was mapped behind them
+  return true;
+}
+
+static enum hz3_os_moved move_mapping(char *from, char *to, size_t bytes) {
+  // DONTUNMAP (Linux 5.7) keeps the source mapped, so that no other thread's mapping can slip in between.
+  if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) == to) return HZ3_OS_MOVED;
+  // A failed call may already have unmapped its target; a sync of memory that has no file tells, and does nothing else
+  // (ENOMEM for a hole). Advice would also fail for locked memory.
+  return msync(to, bytes, MS_ASYNC) == 0 ? HZ3_OS_NOT_MOVED : HZ3_OS_TARGET_LOST;
+}
+
+// Mapping by mapping, for before Linux 6.17 the kernel refuses pages of two at once. What it refuses to move after others have
+// moved is copied.
+static enum hz3_os_moved move_mappings(char *from, char *to, size_t bytes) {
+  size_t page = hz3_os_page_bytes();
+  for (size_t done = 0, piece; done < bytes; done += piece) {
+    piece = bytes - done;
+    while (piece > page && !is_one_mapping(from + done, piece)) piece = hz3_round_up(piece / 2, page);
+    enum hz3_os_moved moved = move_mapping(from + done, to + done, piece);
+    if (moved == HZ3_OS_MOVED) continue;
+    if (moved == HZ3_OS_TARGET_LOST) memcpy(from, to, done);
+    if (moved == HZ3_OS_TARGET_LOST || done == 0) return moved;
+    memcpy(to + done, from + done, piece);
+  }
+  return HZ3_OS_MOVED;
+}
+
 enum hz3_os_moved hz3_os_move_pages(void *from, void *to, size_t bytes) {
   int saved = errno;
-  enum hz3_os_moved result = HZ3_OS_MOVED;
-  // DONTUNMAP (Linux 5.7) keeps the source mapped, so that no other thread's mapping can slip in between.
-  if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) != to) {
-    // A failed call may already have unmapped its target; a sync of memory that has no file tells, and does nothing else
-    // (ENOMEM for a hole). Advice would also fail for locked memory.
-    result = msync(to, bytes, MS_ASYNC) == 0 ? HZ3_OS_NOT_MOVED : HZ3_OS_TARGET_LOST;
-  }
+  enum hz3_os_moved moved = move_mappings((char *)from, (char *)to, bytes);
   errno = saved;
-  return result;
+  return moved;
 }
 
 size_t hz3_os_page_bytes(void) {

@@ -27,11 +27,11 @@ bool hz3_os_purge(void *start, size_t bytes);
 bool hz3_os_is_resident(void *page);
 void hz3_os_advise_huge(void *start, size_t bytes, bool huge);  // a wish: back this range with huge pages, or not
 
-// Moves `bytes` of pages from `from` to `to`, both mapped; `from` stays mapped and reads as zero.
+// Moves `bytes` of whole pages from `from` to `to`, both mapped; `from` stays mapped.
 enum hz3_os_moved {
-  HZ3_OS_MOVED,
-  HZ3_OS_NOT_MOVED,    // nothing changed
-  HZ3_OS_TARGET_LOST,  // the same, and part of the target may be unmapped now
+  HZ3_OS_MOVED,        // what `from` holds now is not said
+  HZ3_OS_NOT_MOVED,    // `from` is as it was; `to` is mapped, with whatever contents
+  HZ3_OS_TARGET_LOST,  // `from` is as it was; part of `to` is not mapped any more, or is another's
 };
 enum hz3_os_moved hz3_os_move_pages(void *from, void *to, size_t bytes);
 

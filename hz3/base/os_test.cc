@@ -137,17 +137,63 @@ TEST_F(Os, ProtectedMemoryFaultsUntilItIsWritableAgain) {
   EXPECT_FALSE(hz3_os_make_writable(middle, kPage));
 }
 
-TEST_F(Os, MovedPagesArriveAndLeaveZeroes) {
+// Whether each of so many bytes is what Number wrote: their index, in units of a cache line.
+void Number(char *memory, size_t bytes) {
+  for (size_t i = 0; i < bytes; i++) memory[i] = static_cast<char>(i / 64);
+}
+bool IsNumbered(const char *memory, size_t bytes) {
+  for (size_t i = 0; i < bytes; i++)
+    if (memory[i] != static_cast<char>(i / 64)) return false;
+  return true;
+}
+
+TEST_F(Os, MovedPagesArriveAndLeaveTheirPlaceMapped) {
   const size_t kBytes = 64 * hz3_os_page_bytes();
   char *from = static_cast<char *>(hz3_os_map(nullptr, kBytes));
   char *to = static_cast<char *>(hz3_os_map(nullptr, kBytes));
-  for (size_t i = 0; i < kBytes; i++) from[i] = static_cast<char>(i / 64);
+  Number(from, kBytes);
   if (hz3_os_move_pages(from, to, kBytes) != HZ3_OS_MOVED) GTEST_SKIP() << "the kernel cannot move pages and keep the mapping";
-  for (size_t i = 0; i < kBytes; i++) ASSERT_EQ(to[i], static_cast<char>(i / 64));
-  EXPECT_TRUE(IsZero(from, kBytes));
+  EXPECT_TRUE(IsNumbered(to, kBytes));
   memset(from, 1, kBytes);
   hz3_os_unmap(from, kBytes);
   hz3_os_unmap(to, kBytes);
+}
+
+// Pages numbered and in three of the kernel's mappings: of 4, 3 and 1 page. Nothing is mapped behind them.
+char *MapNumbered(size_t page) {
+  char *from = static_cast<char *>(hz3_os_map(nullptr, 9 * page));
+  hz3_os_unmap(from + 8 * page, page);
+  hz3_os_advise_huge(from, 4 * page, false);
+  hz3_os_advise_huge(from + 4 * page, 3 * page, true);
+  hz3_os_advise_huge(from + 7 * page, page, false);
+  Number(from, 8 * page);
+  return from;
+}
+
+TEST_F(Os, PagesOfSeveralMappingsMove) {
+  const size_t kPage = hz3_os_page_bytes();
+  char *to = static_cast<char *>(hz3_os_map(nullptr, 8 * kPage)), *from = MapNumbered(kPage);
+  hz3_os_moved moved = hz3_os_move_pages(from, to, 8 * kPage);
+  if (moved == HZ3_OS_NOT_MOVED) GTEST_SKIP() << "the kernel cannot move pages and keep the mapping";
+  EXPECT_EQ(moved, HZ3_OS_MOVED);
+  EXPECT_TRUE(IsNumbered(to, 8 * kPage));
+  EXPECT_TRUE(IsMapped(from, 8 * kPage));
+  EXPECT_FALSE(IsMapped(from + 8 * kPage, kPage)) << "to see how far a mapping goes, it was made longer";
+  hz3_os_unmap(from, 8 * kPage);
+  hz3_os_unmap(to, 8 * kPage);
+}
+
+[[noreturn]] void MoveWithTheSecondMappingRefused() {
+  const size_t kPage = hz3_os_page_bytes();
+  char *to = static_cast<char *>(hz3_os_map(nullptr, 8 * kPage)), *from = MapNumbered(kPage);
+  hz3_test::RefuseCall(SYS_mremap, static_cast<uint32_t>(2 * kPage));  // half of the four that follow the first mapping
+  HZ3_REQUIRE(hz3_os_move_pages(from, to, 8 * kPage) != HZ3_OS_TARGET_LOST);
+  HZ3_REQUIRE(IsNumbered(IsNumbered(from, 8 * kPage) ? from : to, 8 * kPage));
+  _exit(IsNumbered(to, 8 * kPage) ? 0 : 2);  // 2: the first one did not move either
+}
+
+TEST(OsDeathTest, WhatIsRefusedWhenOthersHaveMovedIsCopied) {
+  EXPECT_EXIT(MoveWithTheSecondMappingRefused(), testing::ExitedWithCode(0), "");
 }
 
 TEST_F(Os, FailedMoveLeavesTheTargetUsable) {

@@ -340,8 +340,8 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   return fits;
 }
 
-// A used range whose address space has holes now: it leaves the tables, and what is left of it the address space. Lost at
-// worst: some address space, if the kernel refuses that as well.
+// Takes a used range, which may have holes, out of the tables and the address space. Lost at worst: some address space, if the
+// kernel refuses.
 static void give_up(struct hz3_range *range) {
   hz3_lock_acquire(&hz3_ranges.lock);
   range->touched_bytes = 0;
@@ -373,17 +373,10 @@ void *hz3_large_grow(void *pointer, size_t bytes) {
   }
   bool has_moved = moved_by_kernel == HZ3_OS_MOVED;
   if (!has_moved) __builtin_memcpy(to->start, from->start, used);
-  hz3_lock_acquire(&hz3_ranges.lock);
-  set_usable(to, page_round(bytes));
-  to->touched_bytes = to->usable_bytes;
-  if (has_moved) {
-    hz3_dirty_clear(from->start, moved);
-    from->dirty_bytes = hz3_dirty_count_bytes(from->start, from->bytes);
-    from->marked_bytes = 0;
-    from->touched_bytes = from->touched_bytes > moved ? from->touched_bytes : 0;
-  }
-  hz3_lock_release(&hz3_ranges.lock);
-  hz3_large_free(pointer);
+  to->usable_bytes = to->touched_bytes = page_round(bytes);
+  // The kernel never joins again what it had to split for the move, and some emulators cannot purge where pages moved away from.
+  if (has_moved) give_up(from);
+  else hz3_large_free(pointer);
   return to->start;
 }
 
