@@ -3,8 +3,8 @@
 // Called by: the application.
 // Needs: hz3/hot statistics; snprintf on the stack, so nothing here allocates (malloc_info writes to the caller's FILE).
 #include <errno.h>
-#include <malloc.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <unistd.h>
 
@@ -15,6 +15,16 @@
 #include "hz3/hz3.h"
 
 enum { TEXT_BYTES = 512 };
+
+// What glibc's malloc.h says, which other libcs do not, and glibc before 2.33 in part: mallinfo2 came then. What is never set is
+// unused here.
+struct mallinfo {
+  int arena, unused_1[2], hblks, hblkhd, unused_2[2], uordblks, fordblks, keepcost;
+};
+struct mallinfo2 {
+  size_t arena, unused_1[2], hblks, hblkhd, unused_2[2], uordblks, fordblks, keepcost;
+};
+enum { M_MXFAST = 1, M_TRIM_THRESHOLD = -1, M_ARENA_MAX = -8 };
 
 HZ3_EXPORT const char *hz3_version(void) { return hz3_build_info; }
 

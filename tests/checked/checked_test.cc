@@ -2,7 +2,6 @@
 //
 // The checked lane's own promises: exact usable sizes, freed blocks that are held back, random placement, pages behind
 // and after large blocks that fault, and the misuses that only surroundings show. Skipped in the other lanes.
-#include <malloc.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
 
 namespace {

@@ -3,7 +3,6 @@
 // Alignments from 1 byte to 4 GiB through every entry point that takes one, with sizes from 0 to 1 MiB, fresh and after
 // reuse; and the arguments that must be refused.
 #include <errno.h>
-#include <malloc.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
 
 namespace {

@@ -3,12 +3,12 @@
 // Every way to ask for too much, through every entry point: NULL and ENOMEM, the old block kept, nothing thrown away;
 // and errno left alone wherever nothing failed.
 #include <errno.h>
-#include <malloc.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "gtest/gtest.h"
+#include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
 
 extern "C" {

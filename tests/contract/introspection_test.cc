@@ -5,7 +5,6 @@
 // look right even if only its heap were asked.
 #include <errno.h>
 #include <fcntl.h>
-#include <malloc.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +16,7 @@
 
 #include "gtest/gtest.h"
 #include "hz3/hz3.h"
+#include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
 
 namespace {

@@ -2,7 +2,6 @@
 //
 // Every replaceable form of operator new and delete: which pairs work, what happens when memory runs out, and that the
 // new handler is asked again until it helps, throws or goes away.
-#include <malloc.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
 
 namespace {

@@ -3,7 +3,6 @@
 // Every entry point that makes a block, for every size around the borders of any plausible size class: distinct,
 // aligned, writable to the end of its usable size, kept by realloc, zeroed by calloc.
 #include <errno.h>
-#include <malloc.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
 
 namespace {

@@ -2,7 +2,6 @@
 //
 // Memory goes back: what the process holds after frees, across threads that only produce or only free, over dead
 // threads, and when idle. Every case runs in a fresh process, and checks its own figures there.
-#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
 
 namespace {
@@ -238,7 +238,7 @@ SCENARIO(a_thousand_threads_with_little) {
   static std::atomic<int> arrived{0};
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, 64 << 10);
+  pthread_attr_setstacksize(&attributes, hz3_test::small_stack());
   free(touched(1024));
   long before = resident_kb();
   for (int i = 0; i < kThreads; i++) {

@@ -2,7 +2,6 @@
 //
 // Every misuse that ends the process, one a scenario: the exact line, the pointer in it, and abort(). The table says
 // what each lane promises; what a lane does not promise it is not asked.
-#include <malloc.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
 
 extern "C" {

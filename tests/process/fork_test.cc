@@ -3,7 +3,6 @@
 // fork while other threads allocate and do stdio: the child allocates, frees the parent's blocks, starts threads and
 // forks again; from several threads at once, from a signal handler, with atfork handlers that allocate; vfork and spawn.
 #include <errno.h>
-#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -21,6 +20,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/support/churn.h"
+#include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
 
 namespace {
@@ -72,13 +72,12 @@ TEST(Fork, ChildUsesTheHeapWhileOthersAllocate) {
   Churn churn(3);
   double end = now() + seconds(4);
   long done = 0;
-  for (; done < scaled(2000) && now() < end; done++) {
+  for (; done < scaled(2000) && (now() < end || done < 10); done++) {  // ten also where a fork takes half a second
     std::vector<Cell*> cells = make_cells(static_cast<uint64_t>(done), 60);
     ASSERT_EQ(run_child(30, [&] { use_heap(static_cast<uint64_t>(done), cells); }), "exit 0") << "fork " << done;
     drop_cells(cells);
   }
   RecordProperty("forks", static_cast<int>(done));
-  EXPECT_GE(done, 10);
 }
 
 TEST(Fork, FromSeveralThreadsAtOnce) {
@@ -172,7 +171,7 @@ TEST(Fork, InsideASignalHandler) {
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
     // One signal at a time: on a slow machine a periodic timer would leave no time between two forks.
     double end = now() + seconds(2);
-    while (now() < end) {
+    while (now() < end || forked_in_handler < 5) {
       struct itimerval once = {{0, 0}, {0, 2000}};
       int before = forked_in_handler;
       setitimer(ITIMER_REAL, &once, nullptr);
@@ -182,12 +181,14 @@ TEST(Fork, InsideASignalHandler) {
     signal(SIGALRM, SIG_DFL);
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }
-  EXPECT_GE(forked_in_handler, 5);
 }
 
 // Streams are locked while their buffers are allocated, and fflush(NULL) waits for them with libc's list of streams locked,
 // which fork wants, too.
 TEST(Fork, WhileOthersFlushAllStreams) {
+#ifndef __GLIBC__
+  GTEST_SKIP() << "musl takes the lock of its list of streams after all handlers, and lets nobody take it before";
+#endif
   EXPECT_EQ(run_child(60, [] {
     char path[] = "/tmp/hz3-fork-test-XXXXXX";
     int file = mkstemp(path);
@@ -287,10 +288,10 @@ TEST(Fork, LeavesSignalsAndStreamsAsTheyWere) {
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
 }
 
-// Three sets of handlers: registered before any constructor, among the first of them, and in the test, as different
-// libraries do. Each keeps a block over the fork.
+// Three sets of handlers: registered before any constructor (which not every libc offers), among the first of them, and in the
+// test, as different libraries do. Each keeps a block over the fork.
 std::atomic<bool> handlers_active{false};
-std::atomic<int> prepared, in_parent;
+std::atomic<int> sets_installed, prepared, in_parent;
 
 template <int kSet>
 struct Handlers {
@@ -315,7 +316,10 @@ struct Handlers {
     free(malloc(1 << 20));
     free(held);
   }
-  static void install() { pthread_atfork(prepare, parent, child); }
+  static void install() {
+    sets_installed++;
+    pthread_atfork(prepare, parent, child);
+  }
 };
 
 template <int kSet>
@@ -337,7 +341,8 @@ TEST(Fork, HandlersThatAllocate) {
     }
   }
   handlers_active = false;
-  EXPECT_GE(prepared, 450);
+  EXPECT_GE(sets_installed, 2);
+  EXPECT_GE(prepared, 150 * sets_installed);
   EXPECT_EQ(prepared, in_parent);
 }
 

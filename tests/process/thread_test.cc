@@ -3,7 +3,6 @@
 // Threads that come and go: blocks outlive them, destructors of thread-local data allocate and free to the very end,
 // nothing grows per dead thread; cancellation, the smallest stacks, signals on an alternate stack.
 #include <limits.h>
-#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -17,6 +16,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/support/churn.h"
+#include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
 
 namespace {
@@ -28,7 +28,7 @@ using hz3_test::status_kb;
 
 // A thread without the weight of std::thread, optionally on a small stack.
 template <typename Body>
-void run_thread(Body body, size_t stack = 64 << 10) {
+void run_thread(Body body, size_t stack = hz3_test::small_stack()) {
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   REQUIRE(pthread_attr_setstacksize(&attributes, stack) == 0);
@@ -298,7 +298,7 @@ TEST(Thread, ManyAtOnce) {
   };
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, 64 << 10);
+  pthread_attr_setstacksize(&attributes, hz3_test::small_stack());
   for (int i = 0; i < kThreads; i++) {
     pthread_t thread;
     ASSERT_EQ(pthread_create(&thread, &attributes, entry, &shared), 0);

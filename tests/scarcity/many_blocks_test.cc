@@ -2,13 +2,13 @@
 //
 // Many blocks at once: mappings stay few, and nothing in the allocator is sized for fewer blocks than memory holds.
 #include <errno.h>
-#include <malloc.h>
 #include <stdint.h>
 #include <stdlib.h>
 
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
 
 namespace {

@@ -4,7 +4,6 @@
 // of their own and pass them on in a circle, so that blocks are freed and grown by other threads than made them. A
 // shadow model knows each block's contents, alignment and usable size; between rounds it checks that none overlap.
 // Called by: libFuzzer, or replay_main.cc with random programs and files.
-#include <malloc.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
 
 namespace {

@@ -3,7 +3,6 @@
 // Threads that do everything at once for some seconds, on blocks that carry a checksum of their own place and size:
 // all sizes, aligned and zeroed blocks, realloc, frees on other threads, threads that come and go, trims in between.
 // HZ3_TEST_SEED replays the choices, HZ3_TEST_SCALE lengthens the run.
-#include <malloc.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
 
 namespace {
@@ -151,10 +151,10 @@ void run_for(double duration, uint64_t threads) {
   std::vector<std::thread> keepers;
   for (uint64_t t = 0; t < threads; t++) {
     keepers.emplace_back([&] {
-      while (now() < end) {
+      do {
         uint64_t number = lives++;
         std::thread([&] { live(seed + number, exchange); }).join();
-      }
+      } while (now() < end);
     });
   }
   for (auto& keeper : keepers) keeper.join();

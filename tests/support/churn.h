@@ -50,6 +50,7 @@ class Churn {
     for (auto& slot : shared_) slot.store(nullptr);
     // Asked for here, not in the threads: a fork while one of them is the first to ask would leave the child waiting for it.
     const uint64_t first = seed();
+    std::thread([] {}).join();  // the same for what a C++ library sets up with its first thread
     for (int i = 0; i < threads; i++) threads_.emplace_back([this, i, first] { run(static_cast<uint64_t>(i) + first); });
   }
   ~Churn() {

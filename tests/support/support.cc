@@ -4,6 +4,7 @@
 #include "tests/support/support.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,6 +13,8 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <algorithm>
 
 #include "gtest/gtest.h"
 
@@ -106,6 +109,8 @@ double now() {
   clock_gettime(CLOCK_MONOTONIC, &t);
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
+
+size_t small_stack() { return std::max(size_t{64} << 10, static_cast<size_t>(PTHREAD_STACK_MIN)); }
 
 long status_kb(const char* field) {
   char text[8192];

@@ -43,6 +43,9 @@ long scaled(long normal);
 // Seconds since some fixed moment.
 double now();
 
+// Bytes of stack for a thread that needs little: 64 KiB, or the least that the machine allows.
+size_t small_stack();
+
 // A figure in kB of /proc/self/status, such as "RssAnon"; -1 where it is missing.
 long status_kb(const char* field);
 
