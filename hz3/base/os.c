@@ -101,18 +101,26 @@ static enum hz3_os_moved move_mapping(char *from, char *to, size_t bytes) {
   return msync(to, bytes, MS_ASYNC) == 0 ? HZ3_OS_NOT_MOVED : HZ3_OS_TARGET_LOST;
 }
 
-// Mapping by mapping, for before Linux 6.17 the kernel refuses pages of two at once. What it refuses to move after others have
-// moved is copied.
+// Mapping by mapping, for before Linux 6.17 the kernel refuses pages of two at once, having unmapped their target. What it refuses to
+// move after others have moved is copied.
 static enum hz3_os_moved move_mappings(char *from, char *to, size_t bytes) {
   size_t page = hz3_os_page_bytes();
   for (size_t done = 0, piece; done < bytes; done += piece) {
     piece = bytes - done;
     while (piece > page && !is_one_mapping(from + done, piece)) piece = hz3_round_up(piece / 2, page);
-    enum hz3_os_moved moved = move_mapping(from + done, to + done, piece);
-    if (moved == HZ3_OS_MOVED) continue;
-    if (moved == HZ3_OS_TARGET_LOST) memcpy(from, to, done);
-    if (moved == HZ3_OS_TARGET_LOST || done == 0) return moved;
-    memcpy(to + done, from + done, piece);
+    switch (move_mapping(from + done, to + done, piece)) {
+      case HZ3_OS_MOVED:
+        break;
+      case HZ3_OS_NOT_MOVED:
+        if (done == 0) return HZ3_OS_NOT_MOVED;
+        memcpy(to + done, from + done, piece);
+        break;
+      case HZ3_OS_TARGET_LOST:
+        memcpy(from, to, done);
+        hz3_os_unmap(to, done);
+        hz3_os_unmap(to + done + piece, bytes - done - piece);
+        return HZ3_OS_TARGET_LOST;
+    }
   }
   return HZ3_OS_MOVED;
 }

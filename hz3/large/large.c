@@ -340,9 +340,9 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   return fits;
 }
 
-// Takes a used range, which may have holes, out of the tables and the address space. Lost at worst: some address space, if the
-// kernel refuses.
-static void give_up(struct hz3_range *range) {
+// Takes a used range, whose first bytes are gone already, out of the tables and the address space. Lost at worst: some address
+// space, if the kernel refuses.
+static void give_up(struct hz3_range *range, size_t gone_bytes) {
   hz3_lock_acquire(&hz3_ranges.lock);
   range->touched_bytes = 0;
   end_use_locked(range);
@@ -350,7 +350,7 @@ static void give_up(struct hz3_range *range) {
   hz3_dirty_clear(range->start, range->bytes);
   hz3_take_from_figure(&hz3_ranges.mapped_bytes, range->bytes);
   hz3_lock_release(&hz3_ranges.lock);
-  hz3_os_unmap(range->start, range->bytes);
+  hz3_os_unmap(range->start + gone_bytes, range->bytes - gone_bytes);
   hz3_lock_acquire(&hz3_ranges.lock);
   hz3_range_recycle_locked(range);
   hz3_lock_release(&hz3_ranges.lock);
@@ -368,14 +368,14 @@ void *hz3_large_grow(void *pointer, size_t bytes) {
   bool may_move = used >= MOVE_MIN_BYTES && hz3_dirty_count_bytes(to->start, moved) <= moved / 2;
   if (may_move) moved_by_kernel = hz3_os_move_pages(from->start, to->start, moved);
   if (moved_by_kernel == HZ3_OS_TARGET_LOST) {
-    give_up(to);
+    give_up(to, moved);
     return NULL;
   }
   bool has_moved = moved_by_kernel == HZ3_OS_MOVED;
   if (!has_moved) __builtin_memcpy(to->start, from->start, used);
   to->usable_bytes = to->touched_bytes = page_round(bytes);
   // The kernel never joins again what it had to split for the move, and some emulators cannot purge where pages moved away from.
-  if (has_moved) give_up(from);
+  if (has_moved) give_up(from, 0);
   else hz3_large_free(pointer);
   return to->start;
 }
