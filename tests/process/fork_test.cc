@@ -78,6 +78,7 @@ TEST(Fork, ChildUsesTheHeapWhileOthersAllocate) {
     drop_cells(cells);
   }
   RecordProperty("forks", static_cast<int>(done));
+  EXPECT_GE(done, 10);
 }
 
 TEST(Fork, FromSeveralThreadsAtOnce) {
@@ -181,6 +182,7 @@ TEST(Fork, InsideASignalHandler) {
     signal(SIGALRM, SIG_DFL);
     pthread_sigmask(SIG_SETMASK, &old, nullptr);
   }
+  EXPECT_GE(forked_in_handler, 5);
 }
 
 // Streams are locked while their buffers are allocated, and fflush(NULL) waits for them with libc's list of streams locked,
@@ -288,10 +290,15 @@ TEST(Fork, LeavesSignalsAndStreamsAsTheyWere) {
   pthread_sigmask(SIG_SETMASK, &old, nullptr);
 }
 
-// Three sets of handlers: registered before any constructor (which not every libc offers), among the first of them, and in the
-// test, as different libraries do. Each keeps a block over the fork.
+// Three sets of handlers: registered before any constructor, among the first of them, and in the test, as different
+// libraries do. Each keeps a block over the fork.
 std::atomic<bool> handlers_active{false};
-std::atomic<int> sets_installed, prepared, in_parent;
+std::atomic<int> prepared, in_parent;
+#ifdef __GLIBC__
+constexpr int kSets = 3;
+#else
+constexpr int kSets = 2;  // musl knows no .preinit_array
+#endif
 
 template <int kSet>
 struct Handlers {
@@ -316,10 +323,7 @@ struct Handlers {
     free(malloc(1 << 20));
     free(held);
   }
-  static void install() {
-    sets_installed++;
-    pthread_atfork(prepare, parent, child);
-  }
+  static void install() { pthread_atfork(prepare, parent, child); }
 };
 
 template <int kSet>
@@ -341,8 +345,7 @@ TEST(Fork, HandlersThatAllocate) {
     }
   }
   handlers_active = false;
-  EXPECT_GE(sets_installed, 2);
-  EXPECT_GE(prepared, 150 * sets_installed);
+  EXPECT_GE(prepared, 150 * kSets);
   EXPECT_EQ(prepared, in_parent);
 }
 
