@@ -13,11 +13,7 @@
 const struct hz3_size_class hz3_size_classes[HZ3_CLASS_COUNT] = {HZ3_SIZE_CLASSES(ROW)};
 
 unsigned hz3_size_class_of(size_t bytes) {
-  if (bytes > HZ3_TABLE_MAX) return hz3_size_class_of_medium(bytes);
-  if (bytes > 4096) {
-    unsigned log2 = hz3_log2(bytes - 1);
-    return 57 + (log2 - 12) * 4 + (unsigned)(((bytes - 1) >> (log2 - 2)) & 3);
-  }
+  if (bytes > 4096) return hz3_size_class_of_medium(bytes);
   if (bytes > 512) {
     unsigned log2 = hz3_log2(bytes - 1);
     return 33 + (log2 - 9) * 8 + (unsigned)(((bytes - 1) >> (log2 - 3)) & 7);

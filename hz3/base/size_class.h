@@ -12,7 +12,7 @@ HZ3_BEGIN_DECLS
 
 #define HZ3_SLICE_BYTES ((size_t)64 * 1024)
 
-// X(class, size of the class below, object bytes, slices per span, objects per span): classes found by table, up to 32 KiB
+// X(class, size of the class below, object bytes, slices per span, objects per span): classes found by table, up to 128 KiB
 #define HZ3_TABLE_CLASSES(X) \
   X(1, 0, 16, 1, 4096) X(2, 16, 32, 1, 2048) X(3, 32, 48, 1, 1365) X(4, 48, 64, 1, 1024) \
   X(5, 64, 80, 1, 819) X(6, 80, 96, 1, 682) X(7, 96, 112, 1, 585) X(8, 112, 128, 1, 512) \
@@ -30,13 +30,13 @@ HZ3_BEGIN_DECLS
   X(53, 3072, 3328, 2, 39) X(54, 3328, 3584, 1, 18) X(55, 3584, 3840, 1, 17) X(56, 3840, 4096, 1, 16) \
   X(57, 4096, 5120, 3, 38) X(58, 5120, 6144, 2, 21) X(59, 6144, 7168, 1, 9) X(60, 7168, 8192, 1, 8) \
   X(61, 8192, 10240, 3, 19) X(62, 10240, 12288, 3, 16) X(63, 12288, 14336, 2, 9) X(64, 14336, 16384, 2, 8) \
-  X(65, 16384, 20480, 5, 16) X(66, 20480, 24576, 3, 8) X(67, 24576, 28672, 4, 9) X(68, 28672, 32768, 4, 8)
+  X(65, 16384, 20480, 5, 16) X(66, 20480, 24576, 3, 8) X(67, 24576, 28672, 4, 9) X(68, 28672, 32768, 4, 8) \
+  X(69, 32768, 40960, 5, 8) X(70, 40960, 49152, 3, 4) X(71, 49152, 57344, 7, 8) X(72, 57344, 65536, 1, 1) \
+  X(73, 65536, 81920, 5, 4) X(74, 81920, 98304, 3, 2) X(75, 98304, 114688, 7, 4) X(76, 114688, 131072, 2, 1)
 
 // The same for all classes.
 #define HZ3_SIZE_CLASSES(X) \
   HZ3_TABLE_CLASSES(X) \
-  X(69, 32768, 40960, 5, 8) X(70, 40960, 49152, 3, 4) X(71, 49152, 57344, 7, 8) X(72, 57344, 65536, 1, 1) \
-  X(73, 65536, 81920, 5, 4) X(74, 81920, 98304, 3, 2) X(75, 98304, 114688, 7, 4) X(76, 114688, 131072, 2, 1) \
   X(77, 131072, 163840, 5, 2) X(78, 163840, 196608, 3, 1) X(79, 196608, 229376, 7, 2) X(80, 229376, 262144, 4, 1) \
   X(81, 262144, 327680, 5, 1) X(82, 327680, 393216, 6, 1) X(83, 393216, 458752, 7, 1) X(84, 458752, 524288, 8, 1) \
   X(85, 524288, 655360, 10, 1) X(86, 655360, 786432, 12, 1) X(87, 786432, 917504, 14, 1) X(88, 917504, 1048576, 16, 1)
@@ -44,10 +44,10 @@ HZ3_BEGIN_DECLS
 enum {
   HZ3_CLASS_COUNT = 89,        // class 0 is no class: unknown pointers and large blocks
   HZ3_SMALL_CLASS_LAST = 48,   // 2 KiB: the small box; above, the medium box
-  HZ3_TABLE_CLASS_LAST = 68,   // 32 KiB: the last class found by table
+  HZ3_TABLE_CLASS_LAST = 76,   // 128 KiB: the last class found by table
 };
 #define HZ3_SMALL_MAX ((size_t)2048)
-#define HZ3_TABLE_MAX ((size_t)32 * 1024)
+#define HZ3_TABLE_MAX ((size_t)128 * 1024)
 #define HZ3_MEDIUM_MAX ((size_t)1024 * 1024)
 
 struct hz3_size_class {
@@ -60,10 +60,10 @@ struct hz3_size_class {
 
 extern const struct hz3_size_class hz3_size_classes[HZ3_CLASS_COUNT];
 
-// Class for HZ3_TABLE_MAX < bytes <= HZ3_MEDIUM_MAX: four classes per doubling.
+// Class for 4096 < bytes <= HZ3_MEDIUM_MAX: four classes per doubling.
 HZ3_INLINE unsigned hz3_size_class_of_medium(size_t bytes) {
   unsigned log2 = hz3_log2(bytes - 1);  // bytes in (2^log2, 2^(log2+1)]
-  return HZ3_TABLE_CLASS_LAST + 1 + (log2 - 15) * 4 + (unsigned)(((bytes - 1) >> (log2 - 2)) & 3);
+  return 57 + (log2 - 12) * 4 + (unsigned)(((bytes - 1) >> (log2 - 2)) & 3);
 }
 
 // Class for 0 <= bytes <= HZ3_MEDIUM_MAX, for slow paths and tests; the hot path has a table of bin offsets.

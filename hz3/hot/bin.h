@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is: the fast paths: allocation up to 32 KiB and free of small and medium blocks.
+// What it is: the fast paths: allocation up to 128 KiB and free of small and medium blocks.
 // Called by: the API edge (hz3/malloc.c, hz3/new.cc) and hot itself.
 // Needs: the tag table. No lock, no read-modify-write atomic, no access to object memory.
 // Invariant: a bin holds the objects lo[0] .. top[-1], the newest last. Empty: top == lo. Full: top == hi. All zero means
@@ -21,7 +21,7 @@ struct hz3_bin {
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_bin) == 32, "tags and bin offsets are class * 32");
 
-// The block up to 32 KiB that this thread freed last, not in its bin yet: the next free puts it there. The address of that
+// The block up to 128 KiB that this thread freed last, not in its bin yet: the next free puts it there. The address of that
 // bin's slot is known only after three loads in a row, and later loads of the program wait for such a store on some
 // processors; for the block before, all three are long done (docs/decisions/0025). All zero: none; the tag is that of bin 0,
 // which is always full.

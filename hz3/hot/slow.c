@@ -20,7 +20,9 @@
 
 enum {
   SLOW_CALLS_PER_CLOCK = 64,       // how often a slow path looks at the clock
-  FEWEST_OBJECTS = 16,             // a full bin of any class up to 32 KiB
+  FEWEST_OBJECTS = 16,             // a full bin of any class up to this size:
+  FEWEST_OBJECTS_BYTES = 32 * 1024,
+  CLEAN_MIN_BYTES = 32 * 1024,     // above this calloc asks whether the memory is clean, which takes a slow path
   BIG_LEVEL_MAX = 4,               // a bin of big objects may grow to this level: 16 times the bytes of one magazine
   GROWN_HEAP_BYTES = 8 * HZ3_HEAP_BYTES,     // by which all bins of a heap may grow, while those of all heaps together
   GROWN_PROCESS_BYTES = 32 * HZ3_HEAP_BYTES, // grow by no more than this; half of HZ3_HEAP_BYTES every heap may have
@@ -125,7 +127,7 @@ static bool is_big(unsigned c) { return class_bytes(c) > HZ3_MAGAZINE_BYTES / HZ
 static size_t capacity_at(unsigned c, unsigned level) {
   size_t bytes = class_bytes(c);
   if (!is_big(c)) return level == 0 ? HZ3_MAGAZINE_CAPACITY : hz3_min(hz3_magazine_capacity(level), 2 * HZ3_MAGAZINE_BYTES / bytes);
-  size_t least = bytes <= HZ3_TABLE_MAX ? FEWEST_OBJECTS : 0;
+  size_t least = bytes <= FEWEST_OBJECTS_BYTES ? FEWEST_OBJECTS : 0;
   return hz3_min(HZ3_MAGAZINE_CAPACITY, hz3_max(((size_t)HZ3_MAGAZINE_BYTES << level) / bytes, least));
 }
 
@@ -462,7 +464,7 @@ static void *alloc(unsigned c, size_t bytes, size_t align, bool zero) {
   return object;
 }
 
-// Also for what the table of the fast path does not know, sizes above 32 KiB and aligned blocks.
+// Also for what the table of the fast path does not know, sizes above 128 KiB and aligned blocks.
 static void *alloc_from_bin(unsigned c, size_t bytes, size_t align) {
   void *object = hz3_bin_pop(hz3_bin_at(c * sizeof(struct hz3_bin)));
   return object != NULL ? object : alloc(c, bytes, align, false);
@@ -475,7 +477,7 @@ void *hz3_malloc_slow(size_t bytes) {
 }
 
 void *hz3_calloc(size_t bytes) {
-  if (bytes > HZ3_TABLE_MAX) return alloc(bytes <= HZ3_MEDIUM_MAX ? hz3_size_class_of_medium(bytes) : 0, bytes, 1, true);
+  if (bytes > CLEAN_MIN_BYTES) return alloc(bytes <= HZ3_MEDIUM_MAX ? hz3_size_class_of_medium(bytes) : 0, bytes, 1, true);
   void *object = hz3_malloc(bytes);
   if (HZ3_LIKELY(object != NULL)) memset(object, 0, bytes);
   return object;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the flat table of tags, one per 64 KiB slice of a window of the address space. A tag is the byte offset of
-//   the bin that blocks of this slice belong to, negative above 32 KiB; 0 = no bin: unknown pointer, NULL, large block.
+//   the bin that blocks of this slice belong to, negative above 128 KiB; 0 = no bin: unknown pointer, NULL, large block.
 // Called by: hot (read), pages (write).
 // Owns: hz3_tag_map, replaced by a wider one when chunks land outside; old tables stay, readers may hold them.
 // Locks: writers hold hz3_pages.lock. Readers take none: a table is complete before it is published, and whoever frees a
