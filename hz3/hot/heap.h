@@ -8,6 +8,7 @@
 #define HZ3_HOT_HEAP_H_
 
 #include "hz3/hot/bin.h"
+#include "hz3/large/large.h"
 #include "hz3/remote/remote.h"
 
 HZ3_BEGIN_DECLS
@@ -41,6 +42,7 @@ struct hz3_heap {
   size_t held_charge;                   // checked lane: of the blocks in it, see checked.c
   struct hz3_quarantine *quarantine;    // checked lane: freed blocks held back, NULL until the first
   bool is_letting_go;                   // checked lane: a signal handler must keep out of it
+  struct hz3_large_cache large;         // large blocks that this thread freed and asks for again
   void *deferred;                       // blocks freed by a signal handler inside a slow path, linked through themselves
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_heap) <= 4096, "a heap is one page");

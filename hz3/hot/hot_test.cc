@@ -141,6 +141,43 @@ TEST_F(Hot, BlocksUpToTheTableWait) {
   }
 }
 
+size_t KeptLarge() {
+  size_t blocks = 0;
+  for (hz3_heap *heap = hz3_heap_first(); heap != nullptr; heap = heap->next_heap) hz3_large_cache_held(&heap->large, &blocks);
+  return blocks;
+}
+
+void SwingLarge() {
+  for (int i = 0; i < 30; i++) {
+    void *a = hz3_malloc(2 * HZ3_MIB), *b = hz3_malloc(3 * HZ3_MIB);
+    hz3_free(a);
+    hz3_free(b);
+  }
+}
+
+TEST_F(Hot, LargeBlocksThatComeAgainStayWithTheirThread) {
+  if (!HZ3_LARGE_CACHE || HZ3_CHECKED) GTEST_SKIP() << "nothing is kept";
+  SwingLarge();
+  EXPECT_EQ(KeptLarge(), 2u);
+  EXPECT_EQ(Stats().live_bytes, 0u);
+  EXPECT_EQ(Stats().large_blocks, 0u);
+  void *block = hz3_malloc(2 * HZ3_MIB);
+  EXPECT_EQ(KeptLarge(), 1u);
+  EXPECT_EQ(Stats().large_bytes, 2 * HZ3_MIB);
+  hz3_free(block);
+  hz3_trim();
+  EXPECT_EQ(KeptLarge(), 0u);
+  std::thread([] {
+    SwingLarge();
+    EXPECT_EQ(KeptLarge(), 2u);
+  }).join();
+  EXPECT_EQ(KeptLarge(), 0u) << "a thread that ends keeps nothing";
+  SwingLarge();
+  usleep(2000 * HZ3_TICK_MS);
+  for (int i = 0; i < 200; i++) hz3_free(hz3_malloc(HZ3_MIB / 2 + i));  // slow paths
+  EXPECT_EQ(KeptLarge(), 0u) << "a tick takes what is kept";
+}
+
 TEST_F(Hot, HitsDoNotTouchTheObject) {
   size_t page = hz3_os_page_bytes();
   void *keep = hz3_malloc(page), *next = hz3_malloc(16), *block = hz3_aligned_alloc(page, page);
@@ -676,6 +713,7 @@ TEST_F(HotDeathTest, ForeignPointers) {
 TEST_F(HotDeathTest, PointersIntoFreeOrLargeMemory) {
   char *large = static_cast<char *>(hz3_malloc(4 * HZ3_MIB)), *block = static_cast<char *>(hz3_malloc(40000));
   EXPECT_DEATH(hz3_free(large + 16), kInvalidFree);
+  EXPECT_DEATH({ SwingLarge(); void *kept = hz3_malloc(2 * HZ3_MIB); hz3_free(kept); hz3_free(kept); }, kInvalidFree);
   EXPECT_DEATH(hz3_free(large + HZ3_MIB), kInvalidFree);
   char *free_slice = reinterpret_cast<char *>(hz3_round_down(reinterpret_cast<uintptr_t>(block), 4 * HZ3_MIB)) + 60 * HZ3_SLICE_BYTES;
   EXPECT_DEATH(hz3_free(free_slice), kInvalidFree);

@@ -292,6 +292,7 @@ static void lower_level(struct hz3_heap *heap, unsigned c) {
 void hz3_heap_flush(struct hz3_heap *heap) {
   if (HZ3_CHECKED) hz3_checked_empty_quarantine(heap);
   release_last(heap);
+  hz3_large_cache_flush(&heap->large);
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) flush_class(heap, c);
   return_empties(heap, heap->empty_count);
   heap->is_flushed = true;
@@ -332,6 +333,7 @@ static void tick_own(struct hz3_heap *heap, uint64_t now) {
     if (heap->misses[c] < 2 && heap->level[c] > 0) lower_level(heap, c);
     heap->misses[c] = 0;
   }
+  hz3_large_cache_flush(&heap->large);
   heap->used_bits[0] = heap->used_bits[1] = 0;
   heap->refilled_bits[0] = heap->refilled_bits[1] = 0;
 }
@@ -438,8 +440,16 @@ static void *alloc_class(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   return alloc_one(heap, c, is_clean);
 }
 
+// Of this thread; NULL if it has none yet, and for a signal handler inside a slow path.
+static struct hz3_large_cache *large_cache(void) {
+  struct hz3_heap *heap = (struct hz3_heap *)hz3_heap_base();
+  return hz3_heap_offset == 0 || heap->is_busy ? NULL : &heap->large;
+}
+
 static void *alloc_large(size_t bytes, size_t align, bool zero) {
-  void *object = hz3_large_alloc(bytes, align, zero);
+  struct hz3_large_cache *cache = large_cache();
+  void *object = cache == NULL ? NULL : hz3_large_cache_take(cache, bytes, align, zero);
+  if (object == NULL) object = hz3_large_alloc(bytes, align, zero);
   if (object != NULL) return object;
   struct hz3_heap *heap = enter();
   if (heap == NULL) return NULL;
@@ -575,11 +585,22 @@ static void free_in_turn(struct hz3_heap *heap, unsigned c, void *pointer) {
   else free_to_class(heap, c, pointer);
 }
 
+static void free_large(void *pointer) {
+  struct hz3_large_cache *cache = large_cache();
+  if (cache != NULL && hz3_large_cache_put(cache, pointer)) return;
+  size_t bytes = hz3_large_free(pointer);
+  if (bytes == 0) hz3_fatal(HZ3_FATAL_INVALID_FREE, pointer, 0);
+  struct hz3_heap *heap = hz3_heap_enter();  // without a tick: what large blocks leave is kept as their own box thinks right
+  if (heap == NULL) return;
+  if (heap->state == HZ3_HEAP_OWNED) hz3_large_cache_learn(&heap->large, bytes);
+  leave(heap);
+}
+
 void hz3_free_slow(void *pointer) {
   if (pointer == NULL) return;
   unsigned c = class_of(pointer);
   if (c == 0) {
-    if (!hz3_large_free(pointer)) hz3_fatal(HZ3_FATAL_INVALID_FREE, pointer, 0);
+    free_large(pointer);
     return;
   }
   struct hz3_heap *heap = enter();

@@ -53,12 +53,13 @@ void hz3_get_stats(struct hz3_stats *stats) {
   struct hz3_large_stats large;
   hz3_pages_get_stats(&pages);
   hz3_large_get_stats(&large);
-  if (HZ3_CHECKED) {
-    size_t blocks, bytes;
-    hz3_checked_get_held_large(&blocks, &bytes);
-    large.live_blocks -= hz3_min(large.live_blocks, blocks);
-    large.live_bytes -= hz3_min(large.live_bytes, bytes);
-  }
+  // In use for the large box, but not for the program: what threads keep, or checked's quarantine.
+  size_t held_blocks = 0, held_bytes = 0;
+  if (HZ3_CHECKED) hz3_checked_get_held_large(&held_blocks, &held_bytes);
+  for (struct hz3_heap *heap = hz3_heap_first(); heap != NULL; heap = heap->next_heap)
+    held_bytes += hz3_large_cache_held(&heap->large, &held_blocks);
+  large.live_blocks -= hz3_min(large.live_blocks, held_blocks);
+  large.live_bytes -= hz3_min(large.live_bytes, held_bytes);
   stats->free_bytes = span_bytes - hz3_min(span_bytes, stats->live_bytes + stats->cached_bytes) + pages.free_bytes +
                       large.mapped_bytes - large.live_bytes;
   stats->live_bytes += large.live_bytes;

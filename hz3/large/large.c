@@ -74,20 +74,29 @@ static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) 
   return range;
 }
 
-// The live block that starts at this address, NULL if none.
-static struct hz3_range *range_of(const void *pointer) {
+struct hz3_range *hz3_range_of(const void *pointer) {
   struct hz3_range *range = (struct hz3_range *)hz3_page_map_large_of(pointer);
-  return range != NULL && range->start == pointer ? range : NULL;
+  return range != NULL && range->start == pointer && !__atomic_load_n(&range->is_cached, __ATOMIC_RELAXED) ? range : NULL;
+}
+
+// No lock: these fields are the owner's while the block lives.
+static void set_usable(struct hz3_range *range, size_t usable) {
+  range->usable_bytes = usable;
+  range->touched_bytes = hz3_max(range->touched_bytes, usable);
+}
+
+// What the user may have written is marked as dirty. No lock, as above.
+static void mark_touched(struct hz3_range *range) {
+  size_t touched = hz3_round_up(range->touched_bytes, HZ3_SLICE_BYTES);
+  if (touched <= range->marked_bytes) return;
+  hz3_dirty_mark(range->start, touched);
+  range->dirty_bytes = touched == range->bytes ? touched : hz3_dirty_count_bytes(range->start, range->bytes);
+  range->marked_bytes = touched;
 }
 
 static void end_use_locked(struct hz3_range *range) {
-  size_t touched = hz3_round_up(range->touched_bytes, HZ3_SLICE_BYTES);
   hz3_page_map_set_large(range->start, NULL);
-  if (touched > range->marked_bytes) {
-    hz3_dirty_mark(range->start, touched);
-    range->dirty_bytes = touched == range->bytes ? touched : hz3_dirty_count_bytes(range->start, range->bytes);
-    range->marked_bytes = touched;
-  }
+  mark_touched(range);
   hz3_ranges.live_bytes -= range->bytes;
   hz3_ranges.live_blocks--;
 }
@@ -242,6 +251,13 @@ void *hz3_large_alloc(size_t bytes, size_t align, bool zero) {
   return range->start;
 }
 
+void hz3_range_use_again(struct hz3_range *range, size_t bytes, bool zero) {
+  if (zero) mark_touched(range);
+  set_usable(range, page_round(bytes));
+  range->note = (struct hz3_large_note){0};
+  if (zero) clear_dirty(range);
+}
+
 // What was learned, or as much as lives, if that is more: a program that holds many big blocks will want others, and best
 // fit keeps the sum of both low as long as nothing is purged (docs/decisions/0013).
 static size_t keep_limit_locked(void) {
@@ -257,9 +273,9 @@ static size_t kept_bytes(size_t limit, size_t bytes) {
   return bytes == 0 ? keep : hz3_max(keep / bytes * bytes, hz3_min(keep, HZ3_RETAIN_MIN_BYTES / 4 * 3));
 }
 
-bool hz3_large_free(void *pointer) {
+size_t hz3_large_free(void *pointer) {
   hz3_lock_acquire(&hz3_ranges.lock);
-  struct hz3_range *range = range_of(pointer);
+  struct hz3_range *range = hz3_range_of(pointer);
   size_t bytes = range == NULL ? 0 : range->bytes;
   if (range != NULL) {
     end_use_locked(range);
@@ -269,24 +285,18 @@ bool hz3_large_free(void *pointer) {
   bool over = hz3_ranges.dirty_bytes > limit;
   hz3_lock_release(&hz3_ranges.lock);
   if (over) purge_to(kept_bytes(limit, bytes), true);
-  return range != NULL;
+  return bytes;
 }
 
 size_t hz3_large_usable_bytes(const void *pointer) {
   // No lock: the caller owns the block, so its descriptor does not change.
-  struct hz3_range *range = range_of(pointer);
+  struct hz3_range *range = hz3_range_of(pointer);
   return range == NULL ? 0 : range->usable_bytes;
 }
 
 struct hz3_large_note *hz3_large_note(const void *pointer) {
-  struct hz3_range *range = range_of(pointer);
+  struct hz3_range *range = hz3_range_of(pointer);
   return range == NULL ? NULL : &range->note;
-}
-
-// No lock: these fields are the owner's while the block lives.
-static void set_usable(struct hz3_range *range, size_t usable) {
-  range->usable_bytes = usable;
-  range->touched_bytes = hz3_max(range->touched_bytes, usable);
 }
 
 // Lets the range reach into a free right neighbour. False if there is none or it is too small.
@@ -318,7 +328,7 @@ static void shrink_locked(struct hz3_range *range, size_t place) {
 }
 
 bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
-  struct hz3_range *range = range_of(pointer);
+  struct hz3_range *range = hz3_range_of(pointer);
   *old_bytes = range == NULL ? 0 : range->usable_bytes;
   if (bytes <= *old_bytes && bytes > *old_bytes / 2) return true;
   if (range == NULL || bytes > PTRDIFF_MAX) return false;
@@ -357,7 +367,7 @@ static void give_up(struct hz3_range *range, size_t gone_bytes) {
 }
 
 void *hz3_large_grow(void *pointer, size_t bytes) {
-  struct hz3_range *from = range_of(pointer);
+  struct hz3_range *from = hz3_range_of(pointer);
   if (from == NULL || bytes > PTRDIFF_MAX / 2) return NULL;
   // Half as much again of address space (untouched memory is free), so that a block growing in small steps seldom moves.
   struct hz3_range *to = alloc_range(bytes + bytes / 2, 1);

@@ -16,8 +16,8 @@ HZ3_BEGIN_DECLS
 // A block of at least `bytes`, aligned to `align` (a power of two >= 1), zeroed when asked (only memory that may be
 // non-zero is cleared). NULL when the kernel gives no more. Thread-safe.
 void *hz3_large_alloc(size_t bytes, size_t align, bool zero);
-// False if the pointer is not the start of a live large block; otherwise the block is free. Thread-safe, keeps errno.
-bool hz3_large_free(void *pointer);
+// The block's bytes of address space; 0 if the pointer is not the start of a live large block. Thread-safe, keeps errno.
+size_t hz3_large_free(void *pointer);
 // Usable bytes of a live large block, 0 if it is none. Lock-free.
 size_t hz3_large_usable_bytes(const void *pointer);
 // Kept for the caller beside each live block, zero for a new one: the checked lane's records, out of line of user data.
@@ -34,6 +34,30 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes);
 // A bigger block with the old contents, by moving pages where that is cheaper than copying; the old block is free then.
 // NULL when out of memory (the old block is untouched).
 void *hz3_large_grow(void *pointer, size_t bytes);
+
+// What a thread keeps of the blocks that it frees, while it allocates and frees the same few sizes again and again: it takes no
+// lock for them (docs/decisions/0031). All zero: nothing. One thread at a time may use it, like the heap that it is a part of. What is kept is
+// no live block any more, and not yet free for others.
+enum { HZ3_LARGE_CACHE_SLOTS = 4 };
+struct hz3_large_slot {
+  struct hz3_range *range;  // NULL: none
+  size_t bytes;             // of address space, of the blocks that may be kept here; 0: not in use, nor are the slots behind it
+};
+struct hz3_large_cache {
+  struct hz3_large_slot slots[HZ3_LARGE_CACHE_SLOTS];
+  size_t freed_bytes[HZ3_LARGE_CACHE_SLOTS];  // of the last blocks that were not kept
+  uint8_t next_freed, hits;
+  uint8_t asked;  // counts the frees since the thread allocated last down to 0
+};
+// As hz3_large_alloc, from what is kept; NULL if that has nothing of this size.
+void *hz3_large_cache_take(struct hz3_large_cache *cache, size_t bytes, size_t align, bool zero);
+// False if the pointer is not the start of a live large block, or the block is not to be kept: then nothing has changed.
+bool hz3_large_cache_put(struct hz3_large_cache *cache, void *pointer);
+// After hz3_large_free gave so many bytes back: whether such blocks are to be kept.
+void hz3_large_cache_learn(struct hz3_large_cache *cache, size_t bytes);
+void hz3_large_cache_flush(struct hz3_large_cache *cache);
+// Bytes kept; adds the number of blocks. Racy for the cache of another thread.
+size_t hz3_large_cache_held(const struct hz3_large_cache *cache, size_t *blocks);
 
 // For the tick: gives dirty free memory back that nobody needed since the last call, see hz3_idle_keep in pages.h.
 void hz3_large_purge_idle(void);

@@ -254,6 +254,119 @@ TEST_F(Large, ShelvedMemoryIsCleared) {
   EXPECT_TRUE(IsFilled(Alloc(4 * HZ3_MIB, 1, true), 4 * HZ3_MIB, 0));
 }
 
+// What a thread keeps, used as the slow paths do.
+class LargeCache : public Large {
+ protected:
+  void SetUp() override {
+    if (!HZ3_LARGE_CACHE || HZ3_CHECKED) GTEST_SKIP() << "nothing is kept";
+    Large::SetUp();
+  }
+  static void *Take(hz3_large_cache *cache, size_t bytes, size_t align = 1, bool zero = false) {
+    void *block = hz3_large_cache_take(cache, bytes, align, zero);
+    return block != nullptr ? block : hz3_large_alloc(bytes, align, zero);
+  }
+  static bool Put(hz3_large_cache *cache, void *block) {
+    if (hz3_large_cache_put(cache, block)) return true;
+    size_t bytes = hz3_large_free(block);
+    EXPECT_NE(bytes, 0u);
+    hz3_large_cache_learn(cache, bytes);
+    return false;
+  }
+  static void Teach(hz3_large_cache *cache, const std::vector<size_t> &sizes) {
+    for (unsigned i = 0; i < 2 * HZ3_SHELF_HITS; i++) {
+      std::vector<void *> blocks;
+      for (size_t bytes : sizes) blocks.push_back(Take(cache, bytes));
+      for (void *block : blocks) Put(cache, block);
+    }
+  }
+  static size_t Held(const hz3_large_cache &cache) {
+    size_t blocks = 0;
+    hz3_large_cache_held(&cache, &blocks);
+    return blocks;
+  }
+};
+
+TEST_F(LargeCache, KeepsSizesThatComeAgain) {
+  hz3_large_cache cache = {};
+  unsigned kept = 0;
+  for (unsigned i = 0; i < 2 * HZ3_SHELF_HITS; i++) kept += Put(&cache, Take(&cache, 2 * HZ3_MIB));
+  EXPECT_LT(kept, HZ3_SHELF_HITS);
+  EXPECT_GT(kept, 0u);
+  EXPECT_EQ(Held(cache), 1u);
+  hz3_range *range = cache.slots[0].range;
+  EXPECT_EQ(range->bytes, 2 * HZ3_MIB);
+  EXPECT_EQ(hz3_large_usable_bytes(range->start), 0u) << "what is kept is no block";
+  EXPECT_EQ(hz3_large_note(range->start), nullptr);
+  EXPECT_FALSE(hz3_large_holds(range->start + 5000));
+  EXPECT_FALSE(hz3_large_cache_put(&cache, range->start));
+  EXPECT_EQ(hz3_large_free(range->start), 0u);
+  char *block = static_cast<char *>(hz3_large_cache_take(&cache, 2 * HZ3_MIB - 50000, 1, false));
+  EXPECT_EQ(block, range->start) << "a block of this size would have got as much address space";
+  EXPECT_EQ(hz3_large_usable_bytes(block), 2 * HZ3_MIB - 50000 / hz3_os_page_bytes() * hz3_os_page_bytes());
+  EXPECT_EQ(hz3_large_cache_take(&cache, 2 * HZ3_MIB, 1, false), nullptr) << "only one was kept";
+  EXPECT_TRUE(hz3_large_cache_put(&cache, block));
+  EXPECT_EQ(hz3_large_cache_take(&cache, HZ3_MIB, 1, false), nullptr) << "too small";
+  EXPECT_EQ(hz3_large_cache_take(&cache, 2 * HZ3_MIB + 1, 1, false), nullptr) << "too big";
+  uintptr_t address = reinterpret_cast<uintptr_t>(block);
+  EXPECT_EQ(hz3_large_cache_take(&cache, 2 * HZ3_MIB, 2 * (address & -address), false), nullptr) << "not aligned";
+  hz3_large_cache_flush(&cache);
+  EXPECT_EQ(Held(cache), 0u);
+}
+
+TEST_F(LargeCache, KeepsSeveralAtOnce) {
+  hz3_large_cache cache = {};
+  Teach(&cache, {2 * HZ3_MIB, 3 * HZ3_MIB, 2 * HZ3_MIB});
+  EXPECT_EQ(Held(cache), 3u);
+  size_t blocks = 0;
+  EXPECT_EQ(hz3_large_cache_held(&cache, &blocks), 7 * HZ3_MIB);
+  hz3_large_cache_flush(&cache);
+}
+
+TEST_F(LargeCache, AnotherSizeEndsTheKeeping) {
+  hz3_large_cache cache = {};
+  Teach(&cache, {2 * HZ3_MIB, 3 * HZ3_MIB});
+  EXPECT_EQ(Held(cache), 2u);
+  EXPECT_FALSE(Put(&cache, Take(&cache, 9 * HZ3_MIB)));
+  EXPECT_EQ(Held(cache), 0u);
+  EXPECT_FALSE(Put(&cache, Take(&cache, 2 * HZ3_MIB)));
+}
+
+TEST_F(LargeCache, WhoOnlyFreesKeepsNothing) {
+  hz3_large_cache cache = {};
+  for (unsigned i = 0; i < 4 * HZ3_SHELF_HITS; i++) EXPECT_FALSE(Put(&cache, hz3_large_alloc(2 * HZ3_MIB, 1, false)));
+  Teach(&cache, {2 * HZ3_MIB});
+  EXPECT_EQ(Held(cache), 1u);
+  for (unsigned i = 0; i < 4 * HZ3_SHELF_HITS; i++) Put(&cache, hz3_large_alloc(2 * HZ3_MIB, 1, false));
+  EXPECT_EQ(Held(cache), 0u) << "and gives up what it kept";
+}
+
+TEST_F(LargeCache, KeptMemoryIsCleared) {
+  hz3_large_cache cache = {};
+  Teach(&cache, {4 * HZ3_MIB});
+  for (size_t bytes : {size_t{4 * HZ3_MIB}, 4 * HZ3_MIB - HZ3_SLICE_BYTES / 2, size_t{4 * HZ3_MIB}}) {
+    void *block = hz3_large_cache_take(&cache, bytes, 1, true);
+    ASSERT_NE(block, nullptr);
+    EXPECT_TRUE(IsFilled(static_cast<char *>(block), bytes, 0));
+    memset(block, 1, bytes);
+    EXPECT_TRUE(Put(&cache, block));
+  }
+  hz3_large_cache_flush(&cache);
+  EXPECT_TRUE(IsFilled(Alloc(4 * HZ3_MIB, 1, true), 4 * HZ3_MIB, 0)) << "nor is it forgotten when it leaves";
+}
+
+TEST_F(LargeCache, AllThreadsTogetherKeepALimitedAmount) {
+  std::vector<hz3_large_cache> caches(20);
+  for (int round = 0; round < 2; round++) {
+    size_t sum = 0, blocks = 0;
+    for (hz3_large_cache &cache : caches) {
+      Teach(&cache, {5 * HZ3_MIB, 5 * HZ3_MIB});
+      sum += hz3_large_cache_held(&cache, &blocks);
+    }
+    EXPECT_EQ(sum, 60 * HZ3_MIB) << "of 64; round " << round;
+    for (hz3_large_cache &cache : caches) hz3_large_cache_flush(&cache);
+  }
+}
+
 TEST_F(Large, TightestRangeIsTaken) {
   char *big = Alloc(32 * HZ3_MIB);
   char *wall = Alloc(2 * HZ3_MIB);

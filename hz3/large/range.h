@@ -27,8 +27,14 @@ struct hz3_range {
   size_t marked_bytes;  // in use or shelved: so much from the start is known to be marked
   enum hz3_range_state state;
   bool was_purged;  // some of it was given back since it was mapped
+  bool is_cached;   // a thread keeps it, see struct hz3_large_cache; in use, as the rest of the box sees it
   struct hz3_large_note note;  // in use: the caller's
 };
+
+// large.c: the live block that starts at this address, NULL if none. No lock: the caller owns the block.
+struct hz3_range *hz3_range_of(const void *pointer);
+// The range becomes a block of its owner again, which never left its hands.
+void hz3_range_use_again(struct hz3_range *range, size_t bytes, bool zero);
 
 // 8 bins per doubling of slices; 2^31 slices cover the address space.
 enum { HZ3_RANGE_BINS = 8 * 30, HZ3_RANGE_WORDS = (HZ3_RANGE_BINS + 63) / 64, HZ3_SHELF_RANGES = 4, HZ3_SHELF_HITS = 8 };
