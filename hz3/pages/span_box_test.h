@@ -147,10 +147,17 @@ TEST_P(SpanBoxTest, FreshObjectsComeLowestLast) {
   }
 }
 
-// Small blocks asked for one after the other may go to two threads: they shall not share a cache line.
-TEST_P(SpanBoxTest, FreshObjectsInARowAreInDifferentLines) {
+// Whoever walks through many blocks in the order in which they were asked for walks through memory in order.
+TEST_P(SpanBoxTest, ManyFreshObjectsComeInOrder) {
+  if (per_span_ <= 32) GTEST_SKIP() << "its spans hold few";
+  std::vector<void *> objects = Fetch(per_span_);
+  EXPECT_TRUE(std::is_sorted(objects.rbegin(), objects.rend()));
+}
+
+// A few small blocks asked for one after the other may go to two threads: they shall not share a cache line.
+TEST_P(SpanBoxTest, FewFreshObjectsInARowAreInDifferentLines) {
   if (64 % bytes_ != 0) GTEST_SKIP() << "its blocks lie across lines";
-  std::vector<void *> objects = Fetch(std::min<size_t>(per_span_, 200));
+  std::vector<void *> objects = Fetch(std::min<size_t>(per_span_, 32));
   for (size_t i = 1; i < objects.size(); i++)
     EXPECT_NE(reinterpret_cast<uintptr_t>(objects[i - 1]) / 64, reinterpret_cast<uintptr_t>(objects[i]) / 64) << i;
 }

@@ -6,7 +6,7 @@
 #include "hz3/base/os.h"
 #include "hz3/config.h"
 
-enum { CARVE_WINDOW = 64 };  // objects among which the order of carving spreads neighbours over cache lines
+enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that neighbours lie in different cache lines
 // A span with this few objects out is hollow: if its class is shrinking and memory is being given back, the pages between
 // the objects go, too, and once more when one is left. Those left mostly are in the caches of threads that may stay silent
 // (docs/decisions/0023).
@@ -90,19 +90,16 @@ static size_t take_returned(struct hz3_span *span, void **out, size_t count) {
 }
 
 // Writes the addresses of `count` fresh objects so that the lowest is popped first (magazines are popped from the end): a
-// program then touches its pages in order. Objects smaller than a cache line are taken from every line of a small window in
-// turn, so that two that were asked for one after the other, and given to two threads, do not share a line
-// (docs/decisions/0012).
+// program then touches its memory in order, which the processor foresees. The few objects of a first refill, if smaller than a
+// cache line, are taken from every line in turn, so that two that were asked for one after the other, and given to two
+// threads, do not share one (docs/decisions/0012).
 static void carve(struct hz3_span *span, void **out, size_t count) {
-  size_t bytes = hz3_size_classes[span->size_class].bytes, per_line = (HZ3_CACHE_LINE + bytes - 1) / bytes;
+  size_t bytes = hz3_size_classes[span->size_class].bytes, per_line = count > SPREAD_MOST ? 1 : (HZ3_CACHE_LINE + bytes - 1) / bytes;
   char *at = span->base + span->carved * bytes;
   span->carved += (uint32_t)count;
-  for (size_t left = count; left > 0;) {
-    size_t window = hz3_min(left, CARVE_WINDOW);
-    for (size_t first = 0; first < per_line; first++) {
-      for (size_t i = first; i < window; i += per_line) out[--left] = at + i * bytes;
-    }
-    at += window * bytes;
+  size_t left = count;
+  for (size_t first = 0; first < per_line; first++) {
+    for (size_t i = first; i < count; i += per_line) out[--left] = at + i * bytes;
   }
 }
 
