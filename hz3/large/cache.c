@@ -17,55 +17,56 @@ static bool reserve(size_t bytes) {
   return false;
 }
 
-// The range is entered and left in this order, so that what fork copies in between may miss a block, nothing worse.
-static void set_cached(struct hz3_range *range, bool is_cached) {
-  __atomic_store_n(&range->is_cached, is_cached, __ATOMIC_RELAXED);
+// A range is no block before it is in a slot, and one again after it has left it: what fork copies in between may miss a block,
+// nothing worse.
+static void fill_slot(struct hz3_large_slot *slot, struct hz3_range *range) {
+  range->usable_bytes = 0;
   __atomic_signal_fence(__ATOMIC_SEQ_CST);
-}
-
-static void set_slot(struct hz3_large_slot *slot, struct hz3_range *range) {
   __atomic_store_n(&slot->range, range, __ATOMIC_RELAXED);
+}
+
+static void empty_slot(struct hz3_large_slot *slot) {
+  __atomic_store_n(&slot->range, NULL, __ATOMIC_RELAXED);
   __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
+// As much may be left over as in a range cut for the block.
+static bool fits(size_t bytes, size_t place) { return bytes <= place && bytes > place - place / 16; }
+
+// The hits say whether sizes come again: two for a request that a block freed just before would have served, none after one
+// for which none would; one less for each free, so that a thread runs out of them that frees what others allocate.
 void *hz3_large_cache_take(struct hz3_large_cache *cache, size_t bytes, size_t align, bool zero) {
-  cache->asked = HZ3_SHELF_HITS;
   for (struct hz3_large_slot *slot = cache->slots; slot != cache->slots + HZ3_LARGE_CACHE_SLOTS; slot++) {
     struct hz3_range *range = slot->range;
-    // As much may be left over as in a range cut for the block.
-    if (range == NULL || bytes > slot->bytes || bytes <= slot->bytes - slot->bytes / 16) continue;
-    if (((uintptr_t)range->start & (align - 1)) != 0) continue;
-    set_slot(slot, NULL);
-    set_cached(range, false);
+    if (range == NULL || !fits(bytes, slot->bytes) || ((uintptr_t)range->start & (align - 1)) != 0) continue;
+    empty_slot(slot);
     hz3_range_use_again(range, bytes, zero);
     return range->start;
   }
+  bool comes_again = false;
+  for (int i = 0; i < HZ3_LARGE_CACHE_SLOTS; i++) comes_again |= fits(bytes, cache->freed_bytes[i]);
+  cache->hits = comes_again ? (uint8_t)hz3_min(cache->hits + 2, 2 * HZ3_SHELF_HITS) : 0;
   return NULL;
 }
 
 bool hz3_large_cache_put(struct hz3_large_cache *cache, void *pointer) {
   struct hz3_range *range = hz3_range_of(pointer);
-  if (range == NULL) return false;
+  if (range == NULL || range->usable_bytes == 0) return false;
   for (struct hz3_large_slot *slot = cache->slots; slot != cache->slots + HZ3_LARGE_CACHE_SLOTS; slot++) {
     if (slot->bytes != range->bytes || slot->range != NULL) continue;
-    set_cached(range, true);
-    set_slot(slot, range);
+    fill_slot(slot, range);
     return true;
   }
   return false;
 }
 
 void hz3_large_cache_learn(struct hz3_large_cache *cache, size_t bytes) {
-  bool is_hit = false;
-  for (int i = 0; i < HZ3_LARGE_CACHE_SLOTS; i++) is_hit |= cache->freed_bytes[i] == bytes;
   cache->freed_bytes[cache->next_freed++ % HZ3_LARGE_CACHE_SLOTS] = bytes;
-  if (!is_hit || cache->asked == 0) {  // other sizes, or a thread that frees what others allocate
+  if (cache->hits == 0) {
     hz3_large_cache_flush(cache);
     return;
   }
-  cache->asked--;
-  if (cache->hits < HZ3_SHELF_HITS) cache->hits++;
-  if (cache->hits < HZ3_SHELF_HITS) return;
+  if (--cache->hits < HZ3_SHELF_HITS) return;
   struct hz3_large_slot *slot = cache->slots, *end = slot + HZ3_LARGE_CACHE_SLOTS;
   while (slot != end && slot->bytes != 0) slot++;
   if (slot != end && reserve(bytes)) __atomic_store_n(&slot->bytes, bytes, __ATOMIC_RELAXED);
@@ -76,11 +77,11 @@ void hz3_large_cache_flush(struct hz3_large_cache *cache) {
   for (struct hz3_large_slot *slot = cache->slots; slot != cache->slots + HZ3_LARGE_CACHE_SLOTS; slot++) {
     if (slot->bytes == 0) return;  // none behind it is in use
     struct hz3_range *range = slot->range;
-    set_slot(slot, NULL);
+    empty_slot(slot);
     __atomic_fetch_sub(&reserved_bytes, slot->bytes, __ATOMIC_RELAXED);
     __atomic_store_n(&slot->bytes, 0, __ATOMIC_RELAXED);
     if (range == NULL) continue;
-    set_cached(range, false);
+    range->usable_bytes = range->touched_bytes;
     hz3_large_free(range->start);
   }
 }

@@ -76,7 +76,7 @@ static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) 
 
 struct hz3_range *hz3_range_of(const void *pointer) {
   struct hz3_range *range = (struct hz3_range *)hz3_page_map_large_of(pointer);
-  return range != NULL && range->start == pointer && !__atomic_load_n(&range->is_cached, __ATOMIC_RELAXED) ? range : NULL;
+  return range != NULL && range->start == pointer ? range : NULL;
 }
 
 // No lock: these fields are the owner's while the block lives.
@@ -276,8 +276,9 @@ static size_t kept_bytes(size_t limit, size_t bytes) {
 size_t hz3_large_free(void *pointer) {
   hz3_lock_acquire(&hz3_ranges.lock);
   struct hz3_range *range = hz3_range_of(pointer);
-  size_t bytes = range == NULL ? 0 : range->bytes;
-  if (range != NULL) {
+  bool is_live = range != NULL && range->usable_bytes != 0;
+  size_t bytes = is_live ? range->bytes : 0;
+  if (is_live) {
     end_use_locked(range);
     hz3_range_shelve_locked(range);
   }
@@ -296,7 +297,7 @@ size_t hz3_large_usable_bytes(const void *pointer) {
 
 struct hz3_large_note *hz3_large_note(const void *pointer) {
   struct hz3_range *range = hz3_range_of(pointer);
-  return range == NULL ? NULL : &range->note;
+  return range == NULL || range->usable_bytes == 0 ? NULL : &range->note;
 }
 
 // Lets the range reach into a free right neighbour. False if there is none or it is too small.
@@ -331,7 +332,7 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   struct hz3_range *range = hz3_range_of(pointer);
   *old_bytes = range == NULL ? 0 : range->usable_bytes;
   if (bytes <= *old_bytes && bytes > *old_bytes / 2) return true;
-  if (range == NULL || bytes > PTRDIFF_MAX) return false;
+  if (*old_bytes == 0 || bytes > PTRDIFF_MAX) return false;
   size_t usable = page_round(hz3_max(bytes, 1));
   bool fits = usable <= range->bytes;
   if (fits && (usable > range->bytes / 2 || placement_bytes(usable) >= range->bytes / 2)) {

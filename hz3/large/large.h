@@ -47,7 +47,6 @@ struct hz3_large_cache {
   struct hz3_large_slot slots[HZ3_LARGE_CACHE_SLOTS];
   size_t freed_bytes[HZ3_LARGE_CACHE_SLOTS];  // of the last blocks that were not kept
   uint8_t next_freed, hits;
-  uint8_t asked;  // counts the frees since the thread allocated last down to 0
 };
 // As hz3_large_alloc, from what is kept; NULL if that has nothing of this size.
 void *hz3_large_cache_take(struct hz3_large_cache *cache, size_t bytes, size_t align, bool zero);

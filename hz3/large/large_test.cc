@@ -340,6 +340,14 @@ TEST_F(LargeCache, WhoOnlyFreesKeepsNothing) {
   EXPECT_EQ(Held(cache), 0u) << "and gives up what it kept";
 }
 
+TEST_F(LargeCache, WhatIsNotAskedForAgainIsNotKept) {
+  hz3_large_cache cache = {};
+  for (unsigned i = 0; i < 4 * HZ3_SHELF_HITS; i++) {
+    void *block = hz3_large_grow(Take(&cache, 2 * HZ3_MIB), 6 * HZ3_MIB);
+    EXPECT_FALSE(Put(&cache, block)) << "all blocks that are freed have one size, those that are asked for another";
+  }
+}
+
 TEST_F(LargeCache, KeptMemoryIsCleared) {
   hz3_large_cache cache = {};
   Teach(&cache, {4 * HZ3_MIB});

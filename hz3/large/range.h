@@ -18,7 +18,7 @@ enum hz3_range_state { HZ3_RANGE_SPARE, HZ3_RANGE_FREE, HZ3_RANGE_USED, HZ3_RANG
 struct hz3_range {
   char *start;
   size_t bytes;          // address space, a multiple of the slice
-  size_t usable_bytes;   // in use: what the user may write
+  size_t usable_bytes;   // in use: what the user may write; 0: a thread keeps it, see struct hz3_large_cache
   size_t touched_bytes;  // in use: the most that usable_bytes ever was
   struct hz3_range *left, *right;          // neighbours in address order, NULL at the end of a mapping
   struct hz3_range *bin_next, *bin_prev;   // free list of its size; spare descriptors use bin_next
@@ -27,11 +27,10 @@ struct hz3_range {
   size_t marked_bytes;  // in use or shelved: so much from the start is known to be marked
   enum hz3_range_state state;
   bool was_purged;  // some of it was given back since it was mapped
-  bool is_cached;   // a thread keeps it, see struct hz3_large_cache; in use, as the rest of the box sees it
   struct hz3_large_note note;  // in use: the caller's
 };
 
-// large.c: the live block that starts at this address, NULL if none. No lock: the caller owns the block.
+// large.c: the range in use that starts at this address, NULL if none. No lock: the caller owns the block.
 struct hz3_range *hz3_range_of(const void *pointer);
 // The range becomes a block of its owner again, which never left its hands.
 void hz3_range_use_again(struct hz3_range *range, size_t bytes, bool zero);
