@@ -101,7 +101,7 @@ static void on_thread_exit(void *value) {
   thread_has_exited = true;
   set_own_heap(NULL);
   size_t bytes = HZ3_CHECKED ? hz3_checked_quarantined_bytes(heap) : 0;
-  hz3_large_cache_flush(&heap->large);
+  hz3_large_cache_flush(&heap->large);  // the next thread may never ask for such sizes
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) bytes += hz3_heap_cached_objects(heap, c) * hz3_size_classes[c].bytes;
   if (hz3_read_figure(&parked_bytes) + bytes > PARKED_MAX_BYTES) {
     hz3_heap_flush(heap);

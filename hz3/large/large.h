@@ -35,9 +35,9 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes);
 // NULL when out of memory (the old block is untouched).
 void *hz3_large_grow(void *pointer, size_t bytes);
 
-// What a thread keeps of the blocks that it frees, while it allocates and frees the same few sizes again and again: it takes no
-// lock for them (docs/decisions/0031). All zero: nothing. One thread at a time may use it, like the heap that it is a part of. What is kept is
-// no live block any more, and not yet free for others.
+// What a thread keeps of the blocks that it frees, while it asks for the same few sizes again and again: it takes no lock for
+// them (docs/decisions/0031). All zero: nothing. One thread at a time may use it, like the heap that it is a part of. What is
+// kept is no live block any more, and not yet free for others.
 enum { HZ3_LARGE_CACHE_SLOTS = 4 };
 struct hz3_large_slot {
   struct hz3_range *range;  // NULL: none
