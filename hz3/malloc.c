@@ -23,7 +23,9 @@ HZ3_INLINE void *allocate(size_t bytes) {
 }
 
 HZ3_INLINE void *allocate_aligned(size_t align, size_t bytes) {
-  return HZ3_CHECKED ? hz3_checked_alloc(HZ3_FROM_MALLOC, align, bytes, false) : hz3_aligned_alloc(align, bytes);
+  if (HZ3_CHECKED) return hz3_checked_alloc(HZ3_FROM_MALLOC, align, bytes, false);
+  void *pointer = hz3_take_aligned(align, bytes);
+  return HZ3_LIKELY(pointer != NULL) ? pointer : hz3_aligned_alloc(align, bytes);
 }
 
 HZ3_INLINE void release(void *pointer) {
@@ -74,11 +76,17 @@ HZ3_EXPORT void *aligned_alloc(size_t align, size_t bytes) {
   return allocate_aligned(align, bytes);
 }
 
-HZ3_EXPORT int posix_memalign(void **out, size_t align, size_t bytes) {
-  if (!hz3_is_power_of_two(align) || align % sizeof(void *) != 0) return EINVAL;
+static HZ3_COLD void *allocate_aligned_keeping_errno(size_t align, size_t bytes) {
   int saved = errno;
   void *pointer = allocate_aligned(align, bytes);
   errno = saved;
+  return pointer;
+}
+
+HZ3_EXPORT int posix_memalign(void **out, size_t align, size_t bytes) {
+  if (!hz3_is_power_of_two(align) || align % sizeof(void *) != 0) return EINVAL;
+  void *pointer = HZ3_CHECKED ? NULL : hz3_take_aligned(align, bytes);
+  if (HZ3_UNLIKELY(pointer == NULL)) pointer = allocate_aligned_keeping_errno(align, bytes);
   if (pointer == NULL) return ENOMEM;
   *out = pointer;
   return 0;

@@ -42,23 +42,22 @@ HZ3_COLD void *new_slow_nothrow(size_t align, size_t bytes, hz3_block_origin ori
   }
 }
 
-HZ3_INLINE void *new_fast(size_t bytes, hz3_block_origin origin) {
-  if (HZ3_CHECKED) return hz3_checked_alloc(origin, 1, bytes, false);
-  if (HZ3_LIKELY(bytes <= HZ3_TABLE_MAX)) {
-    void *pointer = hz3_bin_pop(hz3_bin_at(hz3_bin_offsets[(bytes + 15) / 16]));
-    if (HZ3_LIKELY(pointer != nullptr)) return pointer;
-  }
-  return nullptr;
+// The checked lane has no fast path.
+HZ3_INLINE void *new_fast(size_t bytes) {
+  if (HZ3_CHECKED || HZ3_UNLIKELY(bytes > HZ3_TABLE_MAX)) return nullptr;
+  return hz3_bin_pop(hz3_bin_at(hz3_bin_offsets[(bytes + 15) / 16]));
 }
 
-HZ3_INLINE void *new_throw(size_t bytes, hz3_block_origin origin) {
-  void *pointer = new_fast(bytes, origin);
-  return HZ3_LIKELY(pointer != nullptr) ? pointer : new_slow(1, bytes, origin);
+HZ3_INLINE void *new_fast(std::align_val_t align, size_t bytes) {
+  return HZ3_CHECKED ? nullptr : hz3_take_aligned(size_t(align), bytes);
 }
 
-HZ3_INLINE void *new_nothrow(size_t bytes, hz3_block_origin origin) {
-  void *pointer = new_fast(bytes, origin);
-  return HZ3_LIKELY(pointer != nullptr) ? pointer : new_slow_nothrow(1, bytes, origin);
+HZ3_INLINE void *or_slow(void *pointer, size_t align, size_t bytes, hz3_block_origin origin) {
+  return HZ3_LIKELY(pointer != nullptr) ? pointer : new_slow(align, bytes, origin);
+}
+
+HZ3_INLINE void *or_slow_nothrow(void *pointer, size_t align, size_t bytes, hz3_block_origin origin) noexcept {
+  return HZ3_LIKELY(pointer != nullptr) ? pointer : new_slow_nothrow(align, bytes, origin);
 }
 
 HZ3_INLINE void release(void *pointer, hz3_block_origin origin, size_t bytes, size_t align) {
@@ -68,21 +67,29 @@ HZ3_INLINE void release(void *pointer, hz3_block_origin origin, size_t bytes, si
 
 }  // namespace
 
-HZ3_EXPORT void *operator new(size_t bytes) { return new_throw(bytes, HZ3_FROM_NEW); }
-HZ3_EXPORT void *operator new[](size_t bytes) { return new_throw(bytes, HZ3_FROM_NEW_ARRAY); }
-HZ3_EXPORT void *operator new(size_t bytes, const std::nothrow_t &) noexcept { return new_nothrow(bytes, HZ3_FROM_NEW); }
-HZ3_EXPORT void *operator new[](size_t bytes, const std::nothrow_t &) noexcept {
-  return new_nothrow(bytes, HZ3_FROM_NEW_ARRAY);
+HZ3_EXPORT void *operator new(size_t bytes) {
+  return or_slow(new_fast(bytes), 1, bytes, HZ3_FROM_NEW);
 }
-HZ3_EXPORT void *operator new(size_t bytes, std::align_val_t align) { return new_slow(size_t(align), bytes, HZ3_FROM_NEW); }
+HZ3_EXPORT void *operator new[](size_t bytes) {
+  return or_slow(new_fast(bytes), 1, bytes, HZ3_FROM_NEW_ARRAY);
+}
+HZ3_EXPORT void *operator new(size_t bytes, const std::nothrow_t &) noexcept {
+  return or_slow_nothrow(new_fast(bytes), 1, bytes, HZ3_FROM_NEW);
+}
+HZ3_EXPORT void *operator new[](size_t bytes, const std::nothrow_t &) noexcept {
+  return or_slow_nothrow(new_fast(bytes), 1, bytes, HZ3_FROM_NEW_ARRAY);
+}
+HZ3_EXPORT void *operator new(size_t bytes, std::align_val_t align) {
+  return or_slow(new_fast(align, bytes), size_t(align), bytes, HZ3_FROM_NEW);
+}
 HZ3_EXPORT void *operator new[](size_t bytes, std::align_val_t align) {
-  return new_slow(size_t(align), bytes, HZ3_FROM_NEW_ARRAY);
+  return or_slow(new_fast(align, bytes), size_t(align), bytes, HZ3_FROM_NEW_ARRAY);
 }
 HZ3_EXPORT void *operator new(size_t bytes, std::align_val_t align, const std::nothrow_t &) noexcept {
-  return new_slow_nothrow(size_t(align), bytes, HZ3_FROM_NEW);
+  return or_slow_nothrow(new_fast(align, bytes), size_t(align), bytes, HZ3_FROM_NEW);
 }
 HZ3_EXPORT void *operator new[](size_t bytes, std::align_val_t align, const std::nothrow_t &) noexcept {
-  return new_slow_nothrow(size_t(align), bytes, HZ3_FROM_NEW_ARRAY);
+  return or_slow_nothrow(new_fast(align, bytes), size_t(align), bytes, HZ3_FROM_NEW_ARRAY);
 }
 
 HZ3_EXPORT void operator delete(void *p) noexcept { release(p, HZ3_FROM_NEW, HZ3_UNSAID, 1); }

@@ -80,6 +80,13 @@ HZ3_INLINE void *hz3_malloc(size_t bytes) {
   return hz3_malloc_slow(bytes);
 }
 
+// The same at a multiple of align, a power of two: every multiple of it up to 128 KiB is in a class of such blocks. NULL if the
+// bin is empty, and above 128 KiB.
+HZ3_INLINE void *hz3_take_aligned(size_t align, size_t bytes) {
+  if (HZ3_UNLIKELY(bytes > HZ3_TABLE_MAX) || HZ3_UNLIKELY(align > HZ3_TABLE_MAX)) return NULL;
+  return hz3_bin_pop(hz3_bin_at(hz3_bin_offsets[(hz3_round_up(hz3_max(bytes, align), align) + 15) / 16]));
+}
+
 // The order of the stores: what fork copies in between may miss an object, nothing worse. The tests behind the first catch the
 // same block freed twice in a row: the last of all, or the last of its bin.
 HZ3_INLINE void hz3_free(void *pointer) {

@@ -47,10 +47,12 @@ static size_t class_bytes(unsigned c) { return hz3_size_classes[c].bytes; }
 
 // ---- boxes by class ----
 
+static unsigned class_of_tag(intptr_t tag) { return (unsigned)((size_t)(tag > 0 ? tag : -tag) / sizeof(struct hz3_bin)); }
+
 // 0 for what is no small or medium block.
 static unsigned class_of(const void *pointer) {
   intptr_t tag;
-  if (hz3_tag_find(pointer, &tag) && tag != 0) return (unsigned)((size_t)(tag > 0 ? tag : -tag) / sizeof(struct hz3_bin));
+  if (hz3_tag_find(pointer, &tag) && tag != 0) return class_of_tag(tag);
   struct hz3_span *span = hz3_pages_span_of(pointer);  // it may lie outside the tag table's window
   return span == NULL ? 0 : span->size_class;
 }
@@ -648,17 +650,35 @@ static void *realloc_large(void *pointer, size_t bytes) {
   return fresh == NULL && bytes <= old_bytes ? pointer : fresh;
 }
 
-void *hz3_realloc(void *pointer, size_t bytes) {
-  unsigned c = class_of(pointer);
-  if (c == 0) return realloc_large(pointer, bytes);
+// What has grown once is likely to grow on (docs/decisions/0026); without that room if there is none. A jump, not the greater of
+// the two: the processor then looks for the new block while the size of the old one is still being looked up.
+static HZ3_NOINLINE void *grow(void *pointer, size_t old_bytes, size_t bytes) {
+  size_t roomy = old_bytes + old_bytes / 4;
+  void *fresh = HZ3_UNLIKELY(bytes < roomy) ? move(pointer, old_bytes, roomy) : NULL;
+  return fresh != NULL ? fresh : move(pointer, old_bytes, bytes);
+}
+
+static HZ3_NOINLINE void *shrink(void *pointer, size_t old_bytes, size_t bytes) {
+  void *fresh = move(pointer, old_bytes, bytes);
+  return fresh != NULL ? fresh : pointer;
+}
+
+// In place unless the block grows out of its class or would waste more than half of it.
+HZ3_INLINE void *realloc_in_class(void *pointer, unsigned c, size_t bytes) {
   size_t old_bytes = class_bytes(c);
-  // In place unless the block grows out of its class or would waste more than half of it.
-  if (bytes <= old_bytes && (bytes > old_bytes / 2 || old_bytes <= 64)) return pointer;
-  // What has grown once is likely to grow on (docs/decisions/0026); without that room if there is none.
-  size_t wanted = bytes <= old_bytes ? bytes : hz3_max(bytes, old_bytes + old_bytes / 4);
-  void *fresh = move(pointer, old_bytes, wanted);
-  if (fresh == NULL && wanted > bytes) fresh = move(pointer, old_bytes, bytes);
-  return fresh == NULL && bytes <= old_bytes ? pointer : fresh;
+  if (bytes > old_bytes) return grow(pointer, old_bytes, bytes);
+  return bytes > old_bytes / 2 || old_bytes <= 64 ? pointer : shrink(pointer, old_bytes, bytes);
+}
+
+static HZ3_NOINLINE void *realloc_untagged(void *pointer, size_t bytes) {
+  unsigned c = class_of(pointer);
+  return c == 0 ? realloc_large(pointer, bytes) : realloc_in_class(pointer, c, bytes);
+}
+
+void *hz3_realloc(void *pointer, size_t bytes) {
+  intptr_t tag;
+  if (HZ3_UNLIKELY(!hz3_tag_find(pointer, &tag)) || tag == 0) return realloc_untagged(pointer, bytes);
+  return realloc_in_class(pointer, class_of_tag(tag), bytes);
 }
 
 bool hz3_trim(void) {
