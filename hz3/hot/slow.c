@@ -49,12 +49,16 @@ static size_t class_bytes(unsigned c) { return hz3_size_classes[c].bytes; }
 
 static unsigned class_of_tag(intptr_t tag) { return (unsigned)((size_t)(tag > 0 ? tag : -tag) / sizeof(struct hz3_bin)); }
 
+// It may lie outside the tag table's window.
+static unsigned class_of_untagged(const void *pointer) {
+  struct hz3_span *span = hz3_pages_span_of(pointer);
+  return span == NULL ? 0 : span->size_class;
+}
+
 // 0 for what is no small or medium block.
 static unsigned class_of(const void *pointer) {
   intptr_t tag;
-  if (hz3_tag_find(pointer, &tag) && tag != 0) return class_of_tag(tag);
-  struct hz3_span *span = hz3_pages_span_of(pointer);  // it may lie outside the tag table's window
-  return span == NULL ? 0 : span->size_class;
+  return hz3_tag_find(pointer, &tag) && tag != 0 ? class_of_tag(tag) : class_of_untagged(pointer);
 }
 
 static size_t fetch(const struct hz3_heap *heap, unsigned c, void **out, size_t count, bool *is_clean) {
@@ -448,30 +452,32 @@ static struct hz3_large_cache *large_cache(void) {
   return hz3_heap_offset == 0 || heap->is_busy ? NULL : &heap->large;
 }
 
+static HZ3_NOINLINE void *alloc_range(size_t bytes, size_t align, bool zero) {
+  void *object = hz3_large_alloc(bytes, align, zero);
+  struct hz3_heap *heap = object == NULL ? enter() : NULL;
+  if (heap != NULL) {
+    if (reclaim(heap)) object = hz3_large_alloc(bytes, align, zero);
+    leave(heap);
+  }
+  if (HZ3_UNLIKELY(object == NULL)) errno = ENOMEM;
+  return object;
+}
+
+// A large block; NULL with errno set.
 static void *alloc_large(size_t bytes, size_t align, bool zero) {
   struct hz3_large_cache *cache = large_cache();
   void *object = cache == NULL ? NULL : hz3_large_cache_take(cache, bytes, align, zero);
-  if (object == NULL) object = hz3_large_alloc(bytes, align, zero);
-  if (object != NULL) return object;
-  struct hz3_heap *heap = enter();
-  if (heap == NULL) return NULL;
-  bool again = reclaim(heap);
-  leave(heap);
-  return again ? hz3_large_alloc(bytes, align, zero) : NULL;
+  return object != NULL ? object : alloc_range(bytes, align, zero);
 }
 
-// A block of the class, or a large one for class 0. NULL with errno set.
+// A block of the class; NULL with errno set.
 static void *alloc(unsigned c, size_t bytes, size_t align, bool zero) {
-  void *object = NULL;
-  struct hz3_heap *heap = c == 0 ? NULL : enter();
-  if (heap == NULL) {  // large, or a signal handler inside a slow path: its bins are off limits
-    object = alloc_large(bytes, align, zero);
-  } else {
-    bool is_clean;
-    object = alloc_class(heap, c, &is_clean);
-    leave(heap);
-    if (zero && object != NULL && !is_clean) memset(object, 0, bytes);
-  }
+  struct hz3_heap *heap = enter();
+  if (heap == NULL) return alloc_large(bytes, align, zero);  // a signal handler inside a slow path: its bins are off limits
+  bool is_clean;
+  void *object = alloc_class(heap, c, &is_clean);
+  leave(heap);
+  if (zero && object != NULL && !is_clean) memset(object, 0, bytes);
   if (HZ3_UNLIKELY(object == NULL)) errno = ENOMEM;
   return object;
 }
@@ -484,12 +490,13 @@ static void *alloc_from_bin(unsigned c, size_t bytes, size_t align) {
 
 void *hz3_malloc_slow(size_t bytes) {
   if (bytes <= HZ3_TABLE_MAX) return alloc(hz3_bin_offsets[(bytes + 15) / 16] / sizeof(struct hz3_bin), bytes, 1, false);
-  if (bytes > HZ3_MEDIUM_MAX) return alloc(0, bytes, 1, false);
+  if (bytes > HZ3_MEDIUM_MAX) return alloc_large(bytes, 1, false);
   return alloc_from_bin(hz3_size_class_of_medium(bytes), bytes, 1);
 }
 
 void *hz3_calloc(size_t bytes) {
-  if (bytes > CLEAN_MIN_BYTES) return alloc(bytes <= HZ3_MEDIUM_MAX ? hz3_size_class_of_medium(bytes) : 0, bytes, 1, true);
+  if (bytes > HZ3_MEDIUM_MAX) return alloc_large(bytes, 1, true);
+  if (bytes > CLEAN_MIN_BYTES) return alloc(hz3_size_class_of_medium(bytes), bytes, 1, true);
   void *object = hz3_malloc(bytes);
   if (HZ3_LIKELY(object != NULL)) memset(object, 0, bytes);
   return object;
@@ -499,7 +506,7 @@ void *hz3_aligned_alloc(size_t align, size_t bytes) {
   // As hz3_size_class_of_aligned does, with the table of the fast path.
   if (bytes <= HZ3_TABLE_MAX && align <= HZ3_TABLE_MAX) return hz3_malloc(hz3_round_up(hz3_max(bytes, align), align));
   unsigned c = hz3_size_class_of_aligned(bytes, align);
-  if (c == 0) return alloc(0, bytes, align, false);
+  if (c == 0) return alloc_large(bytes, align, false);
   return alloc_from_bin(c, class_bytes(c), align);
 }
 
@@ -587,24 +594,7 @@ static void free_in_turn(struct hz3_heap *heap, unsigned c, void *pointer) {
   else free_to_class(heap, c, pointer);
 }
 
-static void free_large(void *pointer) {
-  struct hz3_large_cache *cache = large_cache();
-  if (cache != NULL && hz3_large_cache_put(cache, pointer)) return;
-  size_t bytes = hz3_large_free(pointer);
-  if (bytes == 0) hz3_fatal(HZ3_FATAL_INVALID_FREE, pointer, 0);
-  struct hz3_heap *heap = hz3_heap_enter();  // without a tick: what large blocks leave is kept as their own box thinks right
-  if (heap == NULL) return;
-  if (heap->state == HZ3_HEAP_OWNED) hz3_large_cache_learn(&heap->large, bytes);
-  leave(heap);
-}
-
-void hz3_free_slow(void *pointer) {
-  if (pointer == NULL) return;
-  unsigned c = class_of(pointer);
-  if (c == 0) {
-    free_large(pointer);
-    return;
-  }
+static HZ3_NOINLINE void free_class(unsigned c, void *pointer) {
   struct hz3_heap *heap = enter();
   if (heap != NULL) {
     if (c > HZ3_TABLE_CLASS_LAST) free_to_class(heap, c, pointer);
@@ -616,6 +606,30 @@ void hz3_free_slow(void *pointer) {
   heap = hz3_heap_entered();
   *(void **)pointer = heap->deferred;
   heap->deferred = pointer;
+}
+
+static HZ3_NOINLINE void free_range(void *pointer) {
+  size_t bytes = hz3_large_free(pointer);
+  if (bytes == 0) hz3_fatal(HZ3_FATAL_INVALID_FREE, pointer, 0);
+  struct hz3_heap *heap = hz3_heap_enter();  // without a tick: what large blocks leave is kept as their own box thinks right
+  if (heap == NULL) return;
+  if (heap->state == HZ3_HEAP_OWNED) hz3_large_cache_learn(&heap->large, bytes);
+  leave(heap);
+}
+
+static void free_untagged(void *pointer) {
+  struct hz3_large_cache *cache = large_cache();
+  if (cache != NULL && hz3_large_cache_put(cache, pointer)) return;
+  unsigned c = class_of_untagged(pointer);
+  if (c != 0) free_class(c, pointer);
+  else free_range(pointer);
+}
+
+void hz3_free_slow(void *pointer) {
+  if (pointer == NULL) return;
+  intptr_t tag;
+  if (hz3_tag_find(pointer, &tag) && tag != 0) free_class(class_of_tag(tag), pointer);
+  else free_untagged(pointer);
 }
 
 // ---- the rest of the interface ----

@@ -74,11 +74,6 @@ static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) 
   return range;
 }
 
-struct hz3_range *hz3_range_of(const void *pointer) {
-  struct hz3_range *range = (struct hz3_range *)hz3_page_map_large_of(pointer);
-  return range != NULL && range->start == pointer ? range : NULL;
-}
-
 // No lock: these fields are the owner's while the block lives.
 static void set_usable(struct hz3_range *range, size_t usable) {
   range->usable_bytes = usable;

@@ -30,9 +30,12 @@ struct hz3_range {
   struct hz3_large_note note;  // in use: the caller's
 };
 
-// large.c: the range in use that starts at this address, NULL if none. No lock: the caller owns the block.
-struct hz3_range *hz3_range_of(const void *pointer);
-// The range becomes a block of its owner again, which never left its hands.
+// The range in use that starts at this address, NULL if none. No lock: the caller owns the block.
+HZ3_INLINE struct hz3_range *hz3_range_of(const void *pointer) {
+  struct hz3_range *range = (struct hz3_range *)hz3_page_map_large_of(pointer);
+  return range != NULL && range->start == pointer ? range : NULL;
+}
+// large.c: the range becomes a block of its owner again, which never left its hands.
 void hz3_range_use_again(struct hz3_range *range, size_t bytes, bool zero);
 
 // 8 bins per doubling of slices; 2^31 slices cover the address space.
