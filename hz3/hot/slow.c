@@ -617,6 +617,7 @@ static HZ3_NOINLINE void free_range(void *pointer) {
   leave(heap);
 }
 
+// A large block, most likely: whether its thread keeps it is looked up first.
 static void free_untagged(void *pointer) {
   struct hz3_large_cache *cache = large_cache();
   if (cache != NULL && hz3_large_cache_put(cache, pointer)) return;
