@@ -46,6 +46,7 @@ void hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes) {
   heap->parked_bytes = bytes;
   hz3_lock_acquire(&heaps_lock);
   hz3_add_to_figure(&parked_bytes, bytes);
+  heap->is_busy = false;
   heap->state = HZ3_HEAP_PARKED;
   heap->next_parked = parked;
   parked = heap;
@@ -66,6 +67,7 @@ struct hz3_heap *hz3_heap_take_parked(uint64_t before_ms) {
   if (heap != NULL) {
     *link = heap->next_parked;
     take_parked_locked(heap);
+    heap->is_busy = true;
   }
   hz3_lock_release(&heaps_lock);
   return heap;
@@ -100,6 +102,8 @@ static void on_thread_exit(void *value) {
   if (heap == NULL) return;
   thread_has_exited = true;
   set_own_heap(NULL);
+  heap->is_busy = true;
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
   size_t bytes = HZ3_CHECKED ? hz3_checked_quarantined_bytes(heap) : 0;
   hz3_large_cache_flush(&heap->large);  // the next thread may never ask for such sizes
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) bytes += hz3_heap_cached_objects(heap, c) * hz3_size_classes[c].bytes;
@@ -159,8 +163,8 @@ static void fork_parent(void) {
   pthread_sigmask(SIG_SETMASK, &mask, NULL);
 }
 
-// The other threads are gone: their heaps are parked for the next threads, except one caught inside a slow path, whose
-// magazines may be half exchanged.
+// The other threads are gone: their heaps are parked for the next threads, except one caught inside a slow path, or while it
+// was emptied: its magazines may be half exchanged.
 static void fork_child(void) {
   struct hz3_heap *own = own_heap();
   for (struct hz3_heap *heap = all_heaps; heap != NULL; heap = heap->next_heap) {

@@ -24,7 +24,7 @@ struct hz3_heap {
   uint8_t misses[HZ3_CLASS_COUNT];      // slow paths since the last tick
   uint8_t home;                         // of the spans that it fetches from
   uint8_t state;                        // enum hz3_heap_state, lock HEAPS
-  bool is_busy;                         // inside a slow path: what fork finds in a bin is not to be trusted
+  bool is_busy;                         // in a slow path, or being emptied: what fork finds in a bin is not to be trusted
   bool is_flushed;                      // parked: holds nothing
   uint16_t empty_count;
   uint32_t slow_calls;
@@ -57,9 +57,9 @@ struct hz3_heap *hz3_heap_enter_shared(void);
 // Where hz3_heap_enter gave NULL: the heap that this thread was in the slow path with.
 struct hz3_heap *hz3_heap_entered(void);
 
-// Takes a parked heap that has been parked since `before_ms` or earlier, for draining; NULL if none.
+// Takes a parked heap that has been parked since `before_ms` or earlier, for draining, marked busy; NULL if none.
 struct hz3_heap *hz3_heap_take_parked(uint64_t before_ms);
-void hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes);  // with object bytes it holds
+void hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes);  // with object bytes it holds; no longer busy
 
 struct hz3_heap *hz3_heap_first(void);  // of all heaps, by next_heap; for statistics
 size_t hz3_heap_count(void);            // the most threads that have allocated at once so far; lock-free

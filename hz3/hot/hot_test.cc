@@ -695,6 +695,22 @@ TEST_F(Hot, ChildOfAForkAllocatesAndFrees) {
   hz3_free(parents);
 }
 
+// What is half emptied must not be handed out by the child as well.
+TEST_F(Hot, AChildDoesNotUseAHeapThatIsBeingEmptied) {
+  hz3_trim();
+  std::thread([] { hz3_free(hz3_malloc(100)); }).join();
+  hz3_heap *heap = hz3_heap_take_parked(UINT64_MAX);
+  ASSERT_NE(heap, nullptr);
+  pid_t child = fork();
+  if (child == 0) _exit(hz3_heap_take_parked(UINT64_MAX) == heap || heap->state != HZ3_HEAP_ABANDONED ? 1 : 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  hz3_heap_flush(heap);
+  hz3_heap_put_parked(heap, 0);
+  EXPECT_FALSE(heap->is_busy);
+}
+
 // ---- misuse ----
 
 using HotDeathTest = Hot;
