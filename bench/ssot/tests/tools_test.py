@@ -185,9 +185,9 @@ class Sweep(unittest.TestCase):
             sweep.least([{8: 5.0}, {9: 5.0}])
 
     def test_borders_are_those_of_the_header(self):
-        classes, boxes = sweep.borders((places.ROOT / sweep.SIZE_CLASSES).read_text())
+        classes, boxes = sweep.borders((places.BUILT / sweep.SIZE_CLASSES).read_text())
         self.assertEqual((classes[0], classes[-1], classes), (16, 1 << 20, sorted(set(classes))))
-        self.assertEqual(sorted(boxes), [2048, 32 << 10, 1 << 20])
+        self.assertEqual(sorted(boxes), [2048, 128 << 10, 1 << 20])
         with self.assertRaisesRegex(UserError, "no longer"):
             sweep.borders("X(1, 0, 16, 1, 4096)")
 
