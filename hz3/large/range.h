@@ -8,6 +8,7 @@
 #include "hz3/base/lock.h"
 #include "hz3/base/size_class.h"
 #include "hz3/large/large.h"
+#include "hz3/pages/page_map.h"
 #include "hz3/pages/pages.h"
 
 HZ3_BEGIN_DECLS

@@ -10,6 +10,7 @@
 #include "hz3/base/os.h"
 #include "hz3/config.h"
 #include "hz3/pages/object_map.h"
+#include "hz3/pages/page_map.h"
 #include "hz3/pages/pages_internal.h"
 
 // A bin is 32 bytes (asserted in hot/bin.h), so a class's tag is its bin's byte offset.

@@ -42,15 +42,6 @@ void hz3_pages_free_span(struct hz3_span *span);
 // stable as long as the caller owns an object of the span.
 struct hz3_span *hz3_pages_span_of(const void *pointer);
 
-// The page map: for each MiB of address space, who owns it. Chunks own whole granules; a large block is entered at the
-// granule of its start (large blocks are at least 1 MiB, or 1 MiB aligned, so starts never share a granule).
-void *hz3_page_map_large_of(const void *pointer);  // NULL unless a large descriptor is entered there; lock-free
-void hz3_page_map_set_large(const void *pointer, void *large);  // NULL clears; the range must be reserved
-// Makes the map ready for [start, start + bytes). False when out of memory.
-bool hz3_page_map_reserve(const void *start, size_t bytes);
-// One bit per slice of the granule: memory may be non-zero. For the box that owns the granule, under its lock.
-uint16_t *hz3_page_map_dirty_mask(const void *pointer);
-
 // How much dirty free memory to keep: a minimum, and what was wanted again within a second after it was purged. The latter as long
 // as no less is in use than the load has come back from, so that a burst whose threads take turns teaches nothing that outlives it.
 // What was learned halves after five seconds without (docs/decisions/0007).

@@ -34,6 +34,9 @@ struct hz3_chunk {
   struct hz3_span spans[HZ3_CHUNK_SLICES] __attribute__((aligned(HZ3_CACHE_LINE)));  // by first slice
 };
 
+// Chunks are aligned to their size.
+HZ3_INLINE size_t hz3_chunk_slice(const void *pointer) { return (uintptr_t)pointer / HZ3_SLICE_BYTES % HZ3_CHUNK_SLICES; }
+
 // All state of the box, under one lock.
 struct hz3_pages {
   struct hz3_lock lock;

@@ -30,6 +30,7 @@
 #include "hz3/config.h"
 #include "hz3/pages/object_map.h"
 #include "hz3/pages/tag_map.h"
+#include "hz3/pages/page_map.h"
 #include "hz3/pages/pages_internal.h"
 
 namespace {

@@ -5,6 +5,8 @@
 #include "hz3/base/fatal.h"
 #include "hz3/base/os.h"
 #include "hz3/config.h"
+#include "hz3/pages/page_map.h"
+#include "hz3/pages/pages_internal.h"
 
 enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that neighbours lie in different cache lines
 // A span with this few objects out is hollow: if its class is shrinking and memory is being given back, the pages between
@@ -148,9 +150,12 @@ size_t hz3_span_store_fetch_from(struct hz3_span_store *store, unsigned home, st
   return got;
 }
 
-static struct hz3_span *span_of(unsigned size_class, void *object) {
-  struct hz3_span *span = hz3_pages_span_of(object);
-  if (HZ3_UNLIKELY(span == NULL || span->size_class != size_class)) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
+// As hz3_pages_span_of, for what should be an object of the class; whether it lies in the span is for the caller to see.
+HZ3_INLINE struct hz3_span *span_of(unsigned size_class, void *object) {
+  struct hz3_chunk *chunk = hz3_page_map_chunk_of(object);
+  if (HZ3_UNLIKELY(chunk == NULL)) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
+  struct hz3_span *span = &chunk->spans[chunk->first_slice[hz3_chunk_slice(object)]];
+  if (HZ3_UNLIKELY(span->size_class != size_class)) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
   return span;
 }
 
