@@ -4,8 +4,8 @@
 
 #include "hz3/pages/span_store.h"
 
-#define STORE(class, below, bytes, slices, objects) [class] = HZ3_SPAN_STORE_INIT,
-static struct hz3_span_store stores[HZ3_CLASS_COUNT] = {HZ3_SIZE_CLASSES(STORE)};
+// One home: spans of big objects that each home had for itself would cost too much (docs/decisions/0029).
+static struct hz3_span_store stores[HZ3_CLASS_COUNT] = {[HZ3_SMALL_CLASS_LAST + 1 ... HZ3_CLASS_COUNT - 1] = HZ3_SPAN_STORE_INIT};
 
 #define FITS_ONE_WORD(class, below, bytes, slices, objects) \
   _Static_assert((class) <= HZ3_SMALL_CLASS_LAST || (objects) <= 64, "a medium span's free objects fit one word");
@@ -13,12 +13,12 @@ HZ3_SIZE_CLASSES(FITS_ONE_WORD)
 
 size_t hz3_medium_fetch(unsigned size_class, void **out, size_t count, bool *is_clean) {
   *is_clean = true;
-  size_t got = hz3_span_store_fetch(&stores[size_class], 0, out, count, is_clean);
+  size_t got = hz3_span_store_fetch(&stores[size_class], out, count, is_clean);
   if (got > 0) return got;
-  struct hz3_span *span = hz3_pages_alloc_span(size_class);
+  struct hz3_span *span = hz3_pages_alloc_span(size_class, 0);
   if (span == NULL) return 0;
   span->free_words = &span->free_word;
-  return hz3_span_store_fetch_from(&stores[size_class], 0, span, out, count, is_clean);
+  return hz3_span_store_fetch_from(&stores[size_class], span, 0, out, count, is_clean);
 }
 
 void hz3_medium_release(unsigned size_class, void **objects, size_t count) {

@@ -77,20 +77,25 @@ void hz3_chunk_relist_locked(struct hz3_chunk *chunk) {
   hz3_pages.run_bits |= (uint64_t)1 << (run - 1);
 }
 
-// First slice of an aligned run in the chunk, -1 if none; dirty: of memory that costs no page fault.
-static int find_run(const struct hz3_chunk *chunk, unsigned count, unsigned align, bool dirty) {
-  uint64_t aligned = ~(uint64_t)0;
+// Which slices will do.
+enum wanted { ANY, DIRTY, DIRTY_AT_HOME };
+
+// First slice of an aligned run in the chunk, -1 if none.
+static int find_run(const struct hz3_chunk *chunk, unsigned count, unsigned align, enum wanted wanted, unsigned home) {
+  uint64_t aligned = ~(uint64_t)0, mask = chunk->free;
   if (align > 1) aligned /= ((uint64_t)1 << align) - 1;  // bits 0, align, 2*align, ...
-  uint64_t starts = run_starts(dirty ? chunk->free & chunk->dirty : chunk->free, count) & aligned;
+  if (wanted != ANY) mask &= chunk->dirty;
+  if (wanted == DIRTY_AT_HOME) mask &= chunk->used_by[home];
+  uint64_t starts = run_starts(mask, count) & aligned;
   return starts == 0 ? -1 : __builtin_ctzll(starts);
 }
 
 // Tightest fit: the chunk with the shortest sufficient longest run, so that big runs stay whole.
-static struct hz3_chunk *find_chunk_locked(unsigned count, unsigned align, bool dirty, int *first) {
+static struct hz3_chunk *find_chunk_locked(unsigned count, unsigned align, enum wanted wanted, unsigned home, int *first) {
   for (uint64_t bits = hz3_pages.run_bits & ~(((uint64_t)1 << (count - 1)) - 1); bits != 0; bits &= bits - 1) {
     struct hz3_chunk *chunk = hz3_pages.by_run[__builtin_ctzll(bits) + 1];
     for (int tries = FIT_TRIES; chunk != NULL && tries > 0; chunk = chunk->next, tries--) {
-      *first = find_run(chunk, count, align, dirty);
+      *first = find_run(chunk, count, align, wanted, home);
       if (*first >= 0) return chunk;
     }
   }
@@ -100,12 +105,14 @@ static struct hz3_chunk *find_chunk_locked(unsigned count, unsigned align, bool 
 void hz3_pages_set_giving_back(bool value) { __atomic_store_n(&hz3_pages.is_giving_back, value, __ATOMIC_RELAXED); }
 bool hz3_pages_is_giving_back(void) { return __atomic_load_n(&hz3_pages.is_giving_back, __ATOMIC_RELAXED); }
 
-// A span of the class, tagged; its list fields are for the caller.
-static struct hz3_span *take_span_locked(unsigned size_class) {
+// A span of the class, tagged; its list fields are for the caller. If possible of memory that costs no page fault, nor a
+// transfer from another CPU.
+static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, bool only_there) {
   unsigned count = hz3_size_classes[size_class].slices, align = hz3_size_classes[size_class].align_slices;
   int first = -1;
-  struct hz3_chunk *chunk = hz3_pages.dirty_slices < count ? NULL : find_chunk_locked(count, align, true, &first);
-  if (chunk == NULL) chunk = find_chunk_locked(count, align, false, &first);
+  struct hz3_chunk *chunk = NULL;
+  int wanted = hz3_pages.dirty_slices < count ? ANY : DIRTY_AT_HOME, last = only_there ? DIRTY_AT_HOME : ANY;
+  for (; wanted >= last && chunk == NULL; wanted--) chunk = find_chunk_locked(count, align, (enum wanted)wanted, home, &first);
   if (chunk == NULL) return NULL;
   uint64_t mask = slice_mask((unsigned)first, count);
   uint64_t dirty = chunk->dirty & mask;
@@ -124,6 +131,7 @@ static struct hz3_span *take_span_locked(unsigned size_class) {
   span->base = chunk->base + (size_t)first * HZ3_SLICE_BYTES;
   span->first_slice = (uint8_t)first;
   span->slices = (uint8_t)count;
+  span->home = (uint8_t)home;
   span->is_clean = dirty == 0;
   span->is_closed = closed != 0;
   for (unsigned i = 0; i < count; i++) chunk->first_slice[(unsigned)first + i] = (uint8_t)first;
@@ -139,15 +147,17 @@ static void put_span_back_locked(struct hz3_span *span) {
   HZ3_CHECK((chunk->free & mask) == 0);
   hz3_tag_map_set_locked(span->base, span->slices, 0);  // a stale pointer is foreign from here on
   chunk->free |= mask;
+  for (unsigned home = 0; home < HZ3_SPAN_HOMES; home++) chunk->used_by[home] &= ~mask;
+  chunk->used_by[span->home] |= mask;
   hz3_pages.free_slices += span->slices;
   hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(chunk->dirty & mask));
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
 }
 
-static struct hz3_span *take_span(unsigned size_class) {
+static struct hz3_span *take_span(unsigned size_class, unsigned home, bool only_there) {
   hz3_lock_acquire(&hz3_pages.lock);
-  struct hz3_span *span = take_span_locked(size_class);
+  struct hz3_span *span = take_span_locked(size_class, home, only_there);
   hz3_lock_release(&hz3_pages.lock);
   return span;
 }
@@ -236,12 +246,12 @@ static bool grow(void) {
   return false;
 }
 
-struct hz3_span *hz3_pages_alloc_span(unsigned size_class) {
+static struct hz3_span *alloc_span(unsigned size_class, unsigned home, bool only_there) {
   uint32_t *words = HZ3_CHECKED ? hz3_object_words_alloc(size_class) : NULL;
   if (HZ3_CHECKED && words == NULL) return NULL;
   struct hz3_span *span;
-  do span = take_span(size_class);
-  while (span == NULL && grow());
+  do span = take_span(size_class, home, only_there);
+  while (span == NULL && !only_there && grow());
   if (span == NULL || (HZ3_CHECKED && span->is_closed && !open_span(span))) {
     if (HZ3_CHECKED) hz3_object_words_free(size_class, words);
     return NULL;
@@ -255,6 +265,9 @@ struct hz3_span *hz3_pages_alloc_span(unsigned size_class) {
   __atomic_store_n(&span->size_class, (uint16_t)size_class, __ATOMIC_RELEASE);
   return span;
 }
+
+struct hz3_span *hz3_pages_alloc_span(unsigned size_class, unsigned home) { return alloc_span(size_class, home, false); }
+struct hz3_span *hz3_pages_alloc_span_at_home(unsigned size_class, unsigned home) { return alloc_span(size_class, home, true); }
 
 void hz3_pages_free_span(struct hz3_span *span) {
   unsigned size_class = span->size_class;

@@ -11,7 +11,7 @@
 
 HZ3_BEGIN_DECLS
 
-enum { HZ3_SPAN_NO_LIST = 255 };
+enum { HZ3_SPAN_NO_LIST = 255, HZ3_SPAN_HOMES = 8 };
 
 // A run of slices that holds objects of one class. The descriptor lives in the chunk's metadata, never beside objects.
 // All fields after `base` belong to the box that allocated the span, under that box's lock.
@@ -33,8 +33,11 @@ struct hz3_span {
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_span) <= 64, "one span descriptor per cache line");
 
-// A span of the class, tagged, nothing carved; NULL when the kernel gives no more memory. Thread-safe.
-struct hz3_span *hz3_pages_alloc_span(unsigned size_class);
+// A span of the class, tagged, nothing carved; NULL when the kernel gives no more memory. In memory that a span of the same home
+// was the last to use, and that has not been given back since, if there is any. home < HZ3_SPAN_HOMES. Thread-safe.
+struct hz3_span *hz3_pages_alloc_span(unsigned size_class, unsigned home);
+// The same, NULL if there is no such memory.
+struct hz3_span *hz3_pages_alloc_span_at_home(unsigned size_class, unsigned home);
 // Takes back a span of which no object is live or cached. May purge other slices. Thread-safe; keeps errno.
 void hz3_pages_free_span(struct hz3_span *span);
 

@@ -23,6 +23,7 @@ enum { HZ3_SMALL_PAGE_CHUNKS = 2, HZ3_FAST_GROWTH_MS = 50 };
 struct hz3_chunk {
   char *base;
   uint64_t free, dirty, purged;        // one bit per slice, lock: pages; purged: given back and not used since
+  uint64_t used_by[HZ3_SPAN_HOMES];    // one bit per slice: spans of that home were the last to use it; lock: pages
   uint64_t huge;                       // one bit per slice, both halves for themselves: asks for a huge page; lock: pages
   uint64_t closed;                     // checked lane: free slices without access, never used; lock: pages
   struct hz3_chunk *next, *prev;       // list of chunks with the same longest free run

@@ -95,8 +95,8 @@ class Pages : public testing::Test {
     hz3_pages_trim(true);
     EXPECT_EQ(Stats().chunks, 0u);
   }
-  hz3_span *Alloc(unsigned c) {
-    hz3_span *span = hz3_pages_alloc_span(c);
+  hz3_span *Alloc(unsigned c, unsigned home = 0) {
+    hz3_span *span = hz3_pages_alloc_span(c, home);
     EXPECT_NE(span, nullptr);
     live_.insert(span);
     return span;
@@ -186,6 +186,32 @@ TEST_F(Pages, DirtyMemoryIsReusedFirst) {
   EXPECT_FALSE(next->is_clean);
   EXPECT_TRUE(span->base == base || next->base == base);
   EXPECT_TRUE(Alloc(kSliceClass)->is_clean);
+}
+
+TEST_F(Pages, MemoryStaysWithItsHome) {
+  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 1), nullptr) << "there is none";
+  std::vector<hz3_span *> spans[3];
+  for (int i = 0; i < 8; i++) spans[1 + i % 2].push_back(Alloc(kSliceClass, static_cast<unsigned>(1 + i % 2)));
+  std::set<char *> of_home[3];
+  for (int home : {1, 2}) {
+    for (hz3_span *span : spans[home]) {
+      of_home[home].insert(span->base);
+      Free(span);
+    }
+  }
+  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 3), nullptr);
+  for (int i = 0; i < 4; i++) EXPECT_EQ(of_home[2].count(Alloc(kSliceClass, 2)->base), 1u);
+  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 2), nullptr) << "all of it is in use";
+  hz3_span *other = Alloc(kSliceClass, 2);
+  EXPECT_EQ(of_home[1].count(other->base), 1u) << "rather another home's than a page fault";
+  char *base = other->base;
+  Free(other);
+  other = hz3_pages_alloc_span_at_home(kSliceClass, 2);
+  ASSERT_NE(other, nullptr) << "it is this home's now";
+  EXPECT_EQ(other->base, base);
+  hz3_pages_free_span(other);
+  hz3_pages_trim(false);
+  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 2), nullptr) << "what was given back is nobody's";
 }
 
 TEST_F(Pages, TrimPurgesToZeroAndKeepsTheMapping) {
@@ -494,7 +520,7 @@ TEST_F(Pages, ThreadsNeverShareASpan) {
       std::vector<hz3_span *> live;
       for (int i = 0; i < kRounds; i++) {
         if (live.size() < 20 && random() % 2 == 0) {
-          hz3_span *span = hz3_pages_alloc_span(1 + random() % (HZ3_CLASS_COUNT - 1));
+          hz3_span *span = hz3_pages_alloc_span(1 + random() % (HZ3_CLASS_COUNT - 1), random() % HZ3_SPAN_HOMES);
           auto *cell = reinterpret_cast<uint32_t *>(span->base);
           if (__atomic_exchange_n(cell, 1u, __ATOMIC_RELAXED) != 0) doubled++;
           live.push_back(span);
@@ -520,7 +546,7 @@ TEST_F(Pages, ThreadsNeverShareASpan) {
 TEST_F(Pages, ForkLocksOutOthers) {
   hz3_pages_fork_prepare();
   hz3_span *span = nullptr;
-  std::thread other([&] { span = hz3_pages_alloc_span(1); });
+  std::thread other([&] { span = hz3_pages_alloc_span(1, 0); });
   hz3_pages_fork_release();
   other.join();
   ASSERT_NE(span, nullptr);
@@ -651,13 +677,13 @@ TEST(Retention, DecaysWithoutRegret) {
   bool works = true;
   hz3_span *last = nullptr;
   size_t spans = 0;
-  for (hz3_span *span; (span = hz3_pages_alloc_span(kSixteenClass)) != nullptr; last = span, spans++) {
+  for (hz3_span *span; (span = hz3_pages_alloc_span(kSixteenClass, 0)) != nullptr; last = span, spans++) {
     char *base = span->base;
     works = works && hz3_pages_span_of(base + HZ3_MIB - 1) == span && TagOf(base) == -intptr_t{kSixteenClass} * kTagPerClass;
   }
   works = works && spans >= 900;  // of 1024: next to nothing is reserved
   hz3_pages_free_span(last);
-  works = works && hz3_pages_alloc_span(1) != nullptr;
+  works = works && hz3_pages_alloc_span(1, 0) != nullptr;
   if (!works) fprintf(stderr, "%zu spans\n", spans);
   _exit(works ? 0 : 1);
 }
@@ -672,7 +698,7 @@ TEST(PagesDeathTest, WorkUntilAddressSpaceEnds) {
 [[noreturn]] void TrimWithoutUnmapping() {
   std::vector<hz3_span *> spans;
   for (int i = 0; i < 8; i++) {
-    spans.push_back(hz3_pages_alloc_span(kSixteenClass));
+    spans.push_back(hz3_pages_alloc_span(kSixteenClass, 0));
     memset(spans[i]->base, 1, HZ3_MIB);
   }
   for (hz3_span *span : spans) hz3_pages_free_span(span);
@@ -682,7 +708,7 @@ TEST(PagesDeathTest, WorkUntilAddressSpaceEnds) {
   HZ3_REQUIRE(Stats().mapped_bytes == mapped && Stats().free_bytes == mapped && Stats().dirty_bytes == 0);
   // All of it can be had again, clean, and is found again.
   for (size_t i = 0; i < spans.size(); i++) {
-    hz3_span *span = hz3_pages_alloc_span(kSixteenClass);
+    hz3_span *span = hz3_pages_alloc_span(kSixteenClass, 0);
     char *base = span->base;
     HZ3_REQUIRE(IsZero(base, HZ3_MIB) && hz3_pages_span_of(base) == span && TagOf(base) == -intptr_t{kSixteenClass} * kTagPerClass);
   }
@@ -711,7 +737,7 @@ TEST(PagesDeathTest, ChunksThatCannotBeUnmappedAreUsedAgain) {
   const uint32_t kLeafBytes = 10 << 14;
   size_t before = hz3_test::AddressSpaceBytes();
   hz3_test::RefuseCall(SYS_mmap, kLeafBytes);
-  for (int i = 0; i < 3; i++) HZ3_REQUIRE(hz3_pages_alloc_span(1) == nullptr);
+  for (int i = 0; i < 3; i++) HZ3_REQUIRE(hz3_pages_alloc_span(1, 0) == nullptr);
   HZ3_REQUIRE(Stats().mapped_bytes == 0 && hz3_test::AddressSpaceBytes() < before + HZ3_CHUNK_BYTES);
   _exit(0);
 }
@@ -724,19 +750,19 @@ TEST(PagesDeathTest, WithoutAPageMapThereIsNoChunk) {
 
 // Slices of the first chunk get access when they are used. Where the kernel refuses that, they stay free.
 [[noreturn]] void AllocWithoutAccess() {
-  hz3_span *span = hz3_pages_alloc_span(1);
+  hz3_span *span = hz3_pages_alloc_span(1, 0);
   char *base = span->base, *next = base + HZ3_SLICE_BYTES;
   memset(base, 1, HZ3_SLICE_BYTES);
   hz3_pages_stats before = Stats();
   hz3_test::RefuseCall(SYS_mprotect);
   for (unsigned c : {1u, kSliceClass, kSixteenClass}) {
-    HZ3_REQUIRE(hz3_pages_alloc_span(c) == nullptr);
+    HZ3_REQUIRE(hz3_pages_alloc_span(c, 0) == nullptr);
     HZ3_REQUIRE(Stats().free_bytes == before.free_bytes && Stats().dirty_bytes == before.dirty_bytes);
     HZ3_REQUIRE(hz3_pages_span_of(next) == nullptr && TagOf(next) == 0);
   }
   // What has access already goes on serving.
   hz3_pages_free_span(span);
-  HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass) == span && hz3_pages_span_of(base) == span);
+  HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass, 0) == span && hz3_pages_span_of(base) == span);
   memset(base, 2, HZ3_SLICE_BYTES);
   _exit(0);
 }
@@ -752,7 +778,7 @@ TEST(PagesDeathTest, MapsSayWhenTheyHaveNoMemory) { EXPECT_EXIT(ReserveWithoutMe
 
 [[noreturn]] void WidenTheWindow() {
   // A chunk far from the first one: the window must widen and keep the tags it has.
-  hz3_span *first = hz3_pages_alloc_span(1);
+  hz3_span *first = hz3_pages_alloc_span(1, 0);
   char *base = first->base;
   const struct hz3_tag_map *before = hz3_tag_map;
   char *far = base - (size_t{1} << 40);

@@ -87,7 +87,7 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
   static void StartGivingBack() {
     for (size_t count = 16; count <= 1024 && !hz3_pages_is_giving_back(); count *= 2) {
       std::vector<hz3_span *> spans;
-      for (size_t i = 0; i < count; i++) spans.push_back(hz3_pages_alloc_span(HZ3_CLASS_COUNT - 1));
+      for (size_t i = 0; i < count; i++) spans.push_back(hz3_pages_alloc_span(HZ3_CLASS_COUNT - 1, 0));
       for (hz3_span *span : spans) hz3_pages_free_span(span);
     }
   }

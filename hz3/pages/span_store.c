@@ -21,7 +21,7 @@ static size_t room_of(const struct hz3_span *span) {
 static void unlink_locked(struct hz3_span_store *store, struct hz3_span *span) {
   if (span->list == HZ3_SPAN_NO_LIST) return;
   if (span->prev != NULL) span->prev->next = span->next;
-  else store->lists[span->home][span->list] = span->next;
+  else store->lists[span->list] = span->next;
   if (span->next != NULL) span->next->prev = span->prev;
   span->list = HZ3_SPAN_NO_LIST;
 }
@@ -37,7 +37,7 @@ static uint32_t next_settle(const struct hz3_span *span, uint8_t list, size_t ob
 
 // Puts the span where its room says, after the room changed.
 static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
-  if (span->list == HZ3_SPAN_PURGING) return;
+  if (span->list == HZ3_SPAN_OFF_LISTS) return;
   size_t room = room_of(span), objects = hz3_size_classes[span->size_class].objects;
   uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects));
   span->settle_at = list == HZ3_SPAN_NO_LIST ? 0 : next_settle(span, list, objects);
@@ -45,36 +45,55 @@ static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   unlink_locked(store, span);
   if (list == HZ3_SPAN_NO_LIST) return;
   span->prev = NULL;
-  span->next = store->lists[span->home][list];
+  span->next = store->lists[list];
   if (span->next != NULL) span->next->prev = span;
-  store->lists[span->home][list] = span;
+  store->lists[list] = span;
   span->list = list;
 }
 
-static struct hz3_span *fullest_locked(const struct hz3_span_store *store, unsigned home) {
+static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
   for (int i = 0; i < HZ3_SPAN_LISTS; i++) {
-    if (store->lists[home][i] != NULL) return store->lists[home][i];
+    if (store->lists[i] != NULL) return store->lists[i];
   }
   return NULL;
 }
 
 static bool is_carved(const struct hz3_span *span) { return span->carved == hz3_size_classes[span->size_class].objects; }
 
-// The emptiest span with room of another home moves to this one. Not one that is still being carved, of which each home has one
-// at most: those who grow side by side would take it from each other, and share them all.
-static struct hz3_span *take_over_locked(struct hz3_span_store *store, unsigned home) {
+// Not one that is still being carved, of which each home has one at most: those who grow side by side would take it from each
+// other, and share them all.
+static struct hz3_span *emptiest_locked(const struct hz3_span_store *store) {
   for (int i = HZ3_SPAN_LISTS - 1; i >= 0; i--) {
-    for (unsigned h = 1; h < HZ3_SPAN_HOMES; h++) {
-      struct hz3_span *span = store->lists[(home + h) % HZ3_SPAN_HOMES][i];
-      if (span != NULL && !is_carved(span)) span = span->next;
-      if (span == NULL) continue;
-      unlink_locked(store, span);
-      span->home = (uint8_t)home;
-      relist_locked(store, span);
-      return span;
-    }
+    struct hz3_span *span = store->lists[i];
+    if (span != NULL && !is_carved(span)) span = span->next;
+    if (span != NULL) return span;
   }
   return NULL;
+}
+
+static void unlist_locked(struct hz3_span_store *store, struct hz3_span *span) {
+  unlink_locked(store, span);
+  span->list = HZ3_SPAN_OFF_LISTS;
+}
+
+// The home changes under the lock of the old one only, so under the lock of a span's home it does not. Atomic for those who ask
+// which lock that is.
+static unsigned home_of(const struct hz3_span *span) { return __atomic_load_n(&span->home, __ATOMIC_RELAXED); }
+static void set_home(struct hz3_span *span, unsigned home) { __atomic_store_n(&span->home, (uint8_t)home, __ATOMIC_RELAXED); }
+
+struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned new_home, size_t *live) {
+  if (hz3_read_figure(&store->spans) == 0) return NULL;  // as in all homes of a program with one thread
+  hz3_lock_acquire(&store->lock);
+  struct hz3_span *span = emptiest_locked(store);
+  if (span != NULL) {
+    unlist_locked(store, span);
+    set_home(span, new_home);
+    *live = span->carved - span->free_count;
+    hz3_take_from_figure(&store->spans, 1);
+    hz3_take_from_figure(&store->live_objects, *live);
+  }
+  hz3_lock_release(&store->lock);
+  return span;
 }
 
 // Takes up to `count` returned objects out of the bitmap.
@@ -117,11 +136,9 @@ static size_t take_from(struct hz3_span *span, void **out, size_t count, bool *i
   return taken + fresh;
 }
 
-static size_t fetch_locked(struct hz3_span_store *store, unsigned home, void **out, size_t count, bool *is_clean) {
+static size_t fetch_locked(struct hz3_span_store *store, void **out, size_t count, bool *is_clean) {
   size_t got = 0;
-  struct hz3_span *span = fullest_locked(store, home);
-  if (span == NULL) span = take_over_locked(store, home);
-  for (; got < count && span != NULL; span = fullest_locked(store, home)) {
+  for (struct hz3_span *span = fullest_locked(store); got < count && span != NULL; span = fullest_locked(store)) {
     got += take_from(span, out + got, count - got, is_clean);
     relist_locked(store, span);
   }
@@ -129,23 +146,22 @@ static size_t fetch_locked(struct hz3_span_store *store, unsigned home, void **o
   return got;
 }
 
-size_t hz3_span_store_fetch(struct hz3_span_store *store, unsigned home, void **out, size_t count, bool *is_clean) {
+size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t count, bool *is_clean) {
   hz3_lock_acquire(&store->lock);
-  size_t got = fetch_locked(store, home % HZ3_SPAN_HOMES, out, count, is_clean);
+  size_t got = fetch_locked(store, out, count, is_clean);
   hz3_lock_release(&store->lock);
   return got;
 }
 
-size_t hz3_span_store_fetch_from(struct hz3_span_store *store, unsigned home, struct hz3_span *fresh, void **out, size_t count, bool *is_clean) {
+size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *span, size_t live, void **out, size_t count, bool *is_clean) {
   hz3_lock_acquire(&store->lock);
   hz3_add_to_figure(&store->spans, 1);
-  // From the fresh one first, even if others have got room meanwhile: a span of which nothing was ever out would never
-  // come back as a whole.
-  fresh->home = (uint8_t)(home % HZ3_SPAN_HOMES);
-  size_t got = take_from(fresh, out, count, is_clean);
-  relist_locked(store, fresh);
-  hz3_add_to_figure(&store->live_objects, got);
-  got += fetch_locked(store, home % HZ3_SPAN_HOMES, out + got, count - got, is_clean);
+  // From this one first, even if others have got room meanwhile: a span of which nothing is out would never come back as a whole.
+  span->list = HZ3_SPAN_NO_LIST;
+  size_t got = take_from(span, out, count, is_clean);
+  relist_locked(store, span);
+  hz3_add_to_figure(&store->live_objects, live + got);
+  got += fetch_locked(store, out + got, count - got, is_clean);
   hz3_lock_release(&store->lock);
   return got;
 }
@@ -171,7 +187,7 @@ static bool is_shrinking(const struct hz3_span_store *store, size_t objects) {
 
 // Puts a span where its objects say after some came back: an entirely free one leaves the store.
 static void place_locked(struct hz3_span_store *store, struct hz3_span *span, struct off_list *off) {
-  if (span->list == HZ3_SPAN_PURGING) return;
+  if (span->list == HZ3_SPAN_OFF_LISTS) return;
   if (span->free_count < span->carved) {
     relist_locked(store, span);
     return;
@@ -188,12 +204,11 @@ static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_
   uint32_t objects = hz3_size_classes[span->size_class].objects;
   bool has_crossed = (out <= HOLLOW_OBJECTS && out_before > HOLLOW_OBJECTS) || (out == 1 && out_before > 1);
   bool is_hollow = has_crossed && out > 0 && out * 4 <= objects;
-  if (HZ3_CHECKED || !is_hollow || span->list == HZ3_SPAN_PURGING || !hz3_pages_is_giving_back() || !is_shrinking(store, objects)) {
+  if (HZ3_CHECKED || !is_hollow || span->list == HZ3_SPAN_OFF_LISTS || !hz3_pages_is_giving_back() || !is_shrinking(store, objects)) {
     place_locked(store, span, off);
     return;
   }
-  unlink_locked(store, span);
-  span->list = HZ3_SPAN_PURGING;
+  unlist_locked(store, span);
   span->next = off->hollow;
   off->hollow = span;
 }
@@ -214,9 +229,10 @@ static void purge_between(char *start, char *end) {
   if (first < last) hz3_os_purge((void *)first, last - first);
 }
 
-static void purge_hollow(struct hz3_span_store *store, struct off_list *off) {
+static void purge_hollow(struct hz3_span_store *stores, struct off_list *off) {
   while (off->hollow != NULL) {
     struct hz3_span *span = off->hollow;
+    struct hz3_span_store *store = &stores[home_of(span)];
     off->hollow = span->next;
     uint32_t out[HOLLOW_OBJECTS];
     hz3_lock_acquire(&store->lock);
@@ -242,31 +258,38 @@ static void end_run_locked(struct hz3_span_store *store, struct hz3_span *span, 
   if (span->free_count >= span->settle_at) settle_locked(store, span, count, off);
 }
 
-// Objects of one span often follow each other. The word of the bitmap that is being changed stays in a register, because a load of
-// it would wait for the store before.
-struct hz3_span *hz3_span_store_release(struct hz3_span_store *store, unsigned size_class, void **objects, size_t count) {
+// Puts the objects of one home back; the others move to the front, and their number is returned. Objects of one span often
+// follow each other. The word of the bitmap that is being changed stays in a register, because a load of it would wait for the
+// store before.
+static size_t release_locked(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, size_t count, struct off_list *off) {
   const struct hz3_size_class class = hz3_size_classes[size_class];
-  struct off_list off = {NULL, NULL};
   struct hz3_span *span = NULL;
   const char *base = NULL;
   size_t carved_bytes = 0, at = 0;
   uint64_t none = 0, *words = &none, word = 0;  // words[at]
-  void **end = objects + count, **run = objects;
-  hz3_lock_acquire(&store->lock);
-  for (; objects != end; objects++) {
-    const char *object = (const char *)*objects;
+  void **end = objects + count, **run = objects, **others = objects;
+  for (void **next = objects; next != end; next++) {
+    const char *object = (const char *)*next;
     bool is_start;
     if ((size_t)(object - base) >= carved_bytes) {
       words[at] = word;
-      if (span != NULL) end_run_locked(store, span, (size_t)(objects - run), &off);
-      span = span_of(size_class, *objects);
+      if (span != NULL) end_run_locked(store, span, (size_t)(next - run), off);
+      span = span_of(size_class, *next);
+      if (HZ3_UNLIKELY(home_of(span) != home)) {
+        *others++ = *next;
+        span = NULL;
+        base = NULL;
+        words = &none;
+        carved_bytes = at = 0;
+        continue;
+      }
       base = span->base;
       carved_bytes = span->carved * (size_t)class.bytes;
       if (HZ3_UNLIKELY((size_t)(object - base) >= carved_bytes)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class.bytes);
       words = span->free_words;
       at = hz3_object_index(class.reciprocal, (size_t)(object - base), &is_start) / 64;
       word = words[at];
-      run = objects;
+      run = next;
     }
     size_t index = hz3_object_index(class.reciprocal, (size_t)(object - base), &is_start);
     if (HZ3_UNLIKELY(!is_start)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class.bytes);
@@ -280,9 +303,19 @@ struct hz3_span *hz3_span_store_release(struct hz3_span_store *store, unsigned s
     word |= bit;
   }
   words[at] = word;
-  if (span != NULL) end_run_locked(store, span, (size_t)(objects - run), &off);
-  hz3_take_from_figure(&store->live_objects, count);
-  hz3_lock_release(&store->lock);
-  purge_hollow(store, &off);
+  if (span != NULL) end_run_locked(store, span, (size_t)(end - run), off);
+  hz3_take_from_figure(&store->live_objects, (size_t)(end - others));
+  return (size_t)(others - objects);
+}
+
+struct hz3_span *hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count) {
+  struct off_list off = {NULL, NULL};
+  while (count > 0) {
+    unsigned home = home_of(span_of(size_class, objects[0]));
+    hz3_lock_acquire(&stores[home].lock);
+    count = release_locked(&stores[home], home, size_class, objects, count, &off);
+    hz3_lock_release(&stores[home].lock);
+  }
+  purge_hollow(stores, &off);
   return off.retired;
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is: the central store of one class: its spans with room, fullest first so that emptier ones can drain, and the
-//   bitmaps of what came back. Each span has a home; callers with different homes do not share spans while there is room in
-//   their own, so that their objects do not share cache lines (docs/decisions/0029).
+// What it is: the central store of one class for one home: its spans with room, fullest first so that emptier ones can drain,
+//   and the bitmaps of what came back. Each span has a home; callers with different homes do not share spans while there is
+//   room in their own, so that their objects do not share cache lines (docs/decisions/0029).
 // Called by: small, medium.
-// Locks: one per store, rank CLASS; taken here, never held while a span comes from or goes to the page heap.
-// Invariant: a span is on its home's list of its fullness while 0 < room, except while it is purged; room = free_count +
-//   (objects - carved); free_count = bits set. No object memory is read or written.
+// Locks: one per store, rank CLASS; taken here, never two at once, nor while a span comes from or goes to the page heap.
+// Invariant: a span is on the list of its fullness in the store of its home while 0 < room, except while it is off the lists: it
+//   is purged, or moves to another home. room = free_count + (objects - carved); free_count = bits set. No object memory is
+//   read or written.
 #ifndef HZ3_PAGES_SPAN_STORE_H_
 #define HZ3_PAGES_SPAN_STORE_H_
 
@@ -15,24 +16,28 @@
 
 HZ3_BEGIN_DECLS
 
-enum { HZ3_SPAN_LISTS = 3, HZ3_SPAN_HOMES = 8, HZ3_SPAN_PURGING = HZ3_SPAN_NO_LIST - 1 };
+enum { HZ3_SPAN_LISTS = 3, HZ3_SPAN_OFF_LISTS = HZ3_SPAN_NO_LIST - 1 };
 
 struct hz3_span_store {
   struct hz3_lock lock;
-  struct hz3_span *lists[HZ3_SPAN_HOMES][HZ3_SPAN_LISTS];  // less than 1/4 free, less than 1/2, the rest
+  struct hz3_span *lists[HZ3_SPAN_LISTS];  // less than 1/4 free, less than 1/2, the rest
   size_t live_objects;                     // handed out and not come back
   size_t spans;
 } __attribute__((aligned(HZ3_CACHE_LINE)));
 #define HZ3_SPAN_STORE_INIT {.lock = HZ3_LOCK_INIT(HZ3_RANK_CLASS)}
 
-// Takes up to `count` objects out of the spans with room; 0 if there is none. `home` is any number. *is_clean is cleared if any
-// of them may be non-zero, else left alone.
-size_t hz3_span_store_fetch(struct hz3_span_store *store, unsigned home, void **out, size_t count, bool *is_clean);
-// Adds a fresh span, whose bitmap is in place, and fetches.
-size_t hz3_span_store_fetch_from(struct hz3_span_store *store, unsigned home, struct hz3_span *fresh, void **out, size_t count, bool *is_clean);
-// Puts objects back. A block that is already free, or no block of the class, ends the process. Returns the spans that
-// became free and left the store, linked by next.
-struct hz3_span *hz3_span_store_release(struct hz3_span_store *store, unsigned size_class, void **objects, size_t count);
+// Takes up to `count` objects out of the spans with room; 0 if there is none. *is_clean is cleared if any of them may be
+// non-zero, else left alone.
+size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t count, bool *is_clean);
+// Takes a span with room away, for another home, into whose store it has to go; NULL if there is none. `live`: how many of its
+// objects are out.
+struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned new_home, size_t *live);
+// Adds such a span, or a fresh one, of which no object is out and the bitmap is in place, and fetches.
+size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *span, size_t live, void **out, size_t count, bool *is_clean);
+// Puts objects back into the stores of their spans' homes, of which the first is given; those in `objects` are in another order
+// then. A block that is already free, or no block of the class, ends the process. Returns the spans that became free and
+// left their store, linked by next.
+struct hz3_span *hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count);
 
 HZ3_END_DECLS
 

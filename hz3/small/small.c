@@ -5,20 +5,28 @@
 #include "hz3/base/metadata.h"
 #include "hz3/pages/span_store.h"
 
-#define STORE(class, below, bytes, slices, objects) [class] = HZ3_SPAN_STORE_INIT,
-static struct hz3_span_store stores[HZ3_CLASS_COUNT] = {HZ3_SIZE_CLASSES(STORE)};
+static struct hz3_span_store stores[HZ3_SMALL_CLASS_LAST + 1][HZ3_SPAN_HOMES] = {
+  [0 ... HZ3_SMALL_CLASS_LAST] = {[0 ... HZ3_SPAN_HOMES - 1] = HZ3_SPAN_STORE_INIT}};
+static unsigned homes;  // from 0 to below this somebody has fetched for; only grows; atomic
+
+static unsigned home_count(void) { return __atomic_load_n(&homes, __ATOMIC_RELAXED); }
+
+static void note_home(unsigned home) {
+  unsigned count = home_count();
+  while (count <= home && !__atomic_compare_exchange_n(&homes, &count, home + 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
+}
 
 static size_t bitmap_bytes(unsigned size_class) {
   return hz3_ceil_power_of_two((hz3_size_classes[size_class].objects + 63u) / 64u * 8);
 }
 
-static struct hz3_span *new_span(unsigned size_class) {
-  uint64_t *words = (uint64_t *)hz3_metadata_alloc_bitmap(bitmap_bytes(size_class));
-  if (words == NULL) return NULL;
-  struct hz3_span *span = hz3_pages_alloc_span(size_class);
-  if (span == NULL) hz3_metadata_free_bitmap(words, bitmap_bytes(size_class));
-  else span->free_words = words;
-  return span;
+// With its bitmap; NULL when out of memory. Takes NULL for a span.
+static struct hz3_span *with_bitmap(struct hz3_span *span, unsigned size_class) {
+  if (span == NULL) return NULL;
+  span->free_words = (uint64_t *)hz3_metadata_alloc_bitmap(bitmap_bytes(size_class));
+  if (span->free_words != NULL) return span;
+  hz3_pages_free_span(span);
+  return NULL;
 }
 
 static void free_span(struct hz3_span *span) {
@@ -28,31 +36,57 @@ static void free_span(struct hz3_span *span) {
   hz3_pages_free_span(span);
 }
 
+// The emptiest of another home.
+static struct hz3_span *take_over(unsigned size_class, unsigned home, size_t *live) {
+  for (unsigned i = 1, count = home_count(); i < count; i++) {
+    struct hz3_span *span = hz3_span_store_take_span(&stores[size_class][(home + i) % count], home, live);
+    if (span != NULL) return span;
+  }
+  return NULL;
+}
+
 size_t hz3_small_fetch(unsigned home, unsigned size_class, void **out, size_t count) {
   bool is_clean;  // of no use: nobody asks for the zeroes of small blocks
-  size_t got = hz3_span_store_fetch(&stores[size_class], home, out, count, &is_clean);
+  home %= HZ3_SPAN_HOMES;
+  note_home(home);
+  size_t got = hz3_span_store_fetch(&stores[size_class][home], out, count, &is_clean), live = 0;
   if (got > 0) return got;
-  struct hz3_span *span = new_span(size_class);
-  if (span != NULL) return hz3_span_store_fetch_from(&stores[size_class], home, span, out, count, &is_clean);
-  for (home = 0; got == 0 && home < HZ3_SPAN_HOMES; home++) got = hz3_span_store_fetch(&stores[size_class], home, out, count, &is_clean);
+  struct hz3_span *span = with_bitmap(hz3_pages_alloc_span_at_home(size_class, home), size_class);
+  if (span == NULL) span = take_over(size_class, home, &live);
+  if (span == NULL) span = with_bitmap(hz3_pages_alloc_span(size_class, home), size_class);
+  if (span != NULL) return hz3_span_store_fetch_from(&stores[size_class][home], span, live, out, count, &is_clean);
+  for (home = 0; got == 0 && home < home_count(); home++) got = hz3_span_store_fetch(&stores[size_class][home], out, count, &is_clean);
   return got;
 }
 
 void hz3_small_release(unsigned size_class, void **objects, size_t count) {
-  struct hz3_span *span = hz3_span_store_release(&stores[size_class], size_class, objects, count), *next;
+  struct hz3_span *span = hz3_span_store_release(stores[size_class], size_class, objects, count), *next;
   for (; span != NULL; span = next) {
     next = span->next;
     free_span(span);
   }
 }
 
-size_t hz3_small_live_objects(unsigned size_class) { return hz3_read_figure(&stores[size_class].live_objects); }
-size_t hz3_small_spans(unsigned size_class) { return hz3_read_figure(&stores[size_class].spans); }
+size_t hz3_small_live_objects(unsigned size_class) {
+  size_t sum = 0;
+  for (unsigned i = 0, count = home_count(); i < count; i++) sum += hz3_read_figure(&stores[size_class][i].live_objects);
+  return sum > PTRDIFF_MAX ? 0 : sum;  // the figures were read at different times
+}
+
+size_t hz3_small_spans(unsigned size_class) {
+  size_t sum = 0;
+  for (unsigned i = 0, count = home_count(); i < count; i++) sum += hz3_read_figure(&stores[size_class][i].spans);
+  return sum;
+}
 
 void hz3_small_fork_prepare(void) {
-  for (unsigned i = 1; i <= HZ3_SMALL_CLASS_LAST; i++) hz3_lock_acquire_for_fork(&stores[i].lock);
+  for (unsigned c = 1; c <= HZ3_SMALL_CLASS_LAST; c++) {
+    for (unsigned i = 0; i < HZ3_SPAN_HOMES; i++) hz3_lock_acquire_for_fork(&stores[c][i].lock);
+  }
 }
 
 void hz3_small_fork_release(void) {
-  for (unsigned i = 1; i <= HZ3_SMALL_CLASS_LAST; i++) hz3_lock_release_for_fork(&stores[i].lock);
+  for (unsigned c = 1; c <= HZ3_SMALL_CLASS_LAST; c++) {
+    for (unsigned i = 0; i < HZ3_SPAN_HOMES; i++) hz3_lock_release_for_fork(&stores[c][i].lock);
+  }
 }

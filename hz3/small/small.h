@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: blocks up to 2 KiB: spans of one slice, one free bit per object, kept apart from the objects.
 // Called by: hot, in batches only.
-// Owns: one store per small class.
-// Locks: one per class, rank CLASS.
+// Owns: one store per small class and home.
+// Locks: one per class and home, rank CLASS.
 // Invariant: free_count = bits set; live objects of a span = carved - free_count; no object memory is read or written.
 #ifndef HZ3_SMALL_SMALL_H_
 #define HZ3_SMALL_SMALL_H_

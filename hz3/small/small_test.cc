@@ -5,7 +5,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
+#include <random>
+#include <set>
 
 #include "hz3/base/metadata.h"
 #include "hz3/base/refuse_test.h"
@@ -54,6 +57,35 @@ TEST_P(SpanBoxTest, ThereIsNoNewSpanWhileAnotherHomeHasRoom) {
   EXPECT_EQ(kBox.spans(c_), 2u);
 }
 
+TEST_P(SpanBoxTest, WholeSpansComeBackToTheirHome) {
+  std::set<char *> of_home[2];
+  for (int round = 0; round < 2; round++) {
+    for (unsigned home : {0, 1}) {
+      for (void *object : Fetch(2 * per_span_, home)) {
+        if (round == 0) of_home[home].insert(BaseOf(object));
+        else EXPECT_EQ(of_home[home].count(BaseOf(object)), 1u);
+      }
+    }
+    ReleaseAll();
+    EXPECT_EQ(kBox.spans(c_), 0u);
+  }
+}
+
+TEST_P(SpanBoxTest, OneReleaseServesAllHomes) {
+  std::vector<void *> objects;
+  for (unsigned home = 0; home < HZ3_SPAN_HOMES; home++) {
+    std::vector<void *> own = Fetch(per_span_, home);
+    objects.insert(objects.end(), own.begin(), own.end());
+  }
+  EXPECT_EQ(kBox.spans(c_), size_t{HZ3_SPAN_HOMES});
+  std::shuffle(objects.begin(), objects.end(), std::mt19937(c_));
+  size_t half = objects.size() / 2;
+  Release({objects.begin(), objects.begin() + static_cast<ptrdiff_t>(half)});
+  EXPECT_EQ(kBox.live_objects(c_), objects.size() - half);
+  Release({objects.begin() + static_cast<ptrdiff_t>(half), objects.end()});
+  EXPECT_EQ(kBox.spans(c_), 0u);
+}
+
 namespace {
 
 [[noreturn]] void FetchWithoutMemory() {
@@ -61,7 +93,7 @@ namespace {
   void *object;
   HZ3_REQUIRE(hz3_small_fetch(1, c, &object, 1) == 1);
   hz3_test::RefuseCall(SYS_mmap);
-  while (hz3_pages_alloc_span(c) != nullptr) continue;
+  while (hz3_pages_alloc_span(c, 0) != nullptr) continue;
   size_t got = 1;
   while (hz3_small_fetch(2, c, &object, 1) == 1) got++;
   HZ3_REQUIRE(got == hz3_size_classes[c].objects);
