@@ -191,7 +191,7 @@ TEST_F(Pages, DirtyMemoryIsReusedFirst) {
 TEST_F(Pages, MemoryStaysWithItsHome) {
   EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 1), nullptr) << "there is none";
   std::vector<hz3_span *> spans[3];
-  for (int i = 0; i < 8; i++) spans[1 + i % 2].push_back(Alloc(kSliceClass, static_cast<unsigned>(1 + i % 2)));
+  for (int i = 0; i < 4; i++) spans[1 + i % 2].push_back(Alloc(kSliceClass, static_cast<unsigned>(1 + i % 2)));
   std::set<char *> of_home[3];
   for (int home : {1, 2}) {
     for (hz3_span *span : spans[home]) {
@@ -200,7 +200,7 @@ TEST_F(Pages, MemoryStaysWithItsHome) {
     }
   }
   EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 3), nullptr);
-  for (int i = 0; i < 4; i++) EXPECT_EQ(of_home[2].count(Alloc(kSliceClass, 2)->base), 1u);
+  for (int i = 0; i < 2; i++) EXPECT_EQ(of_home[2].count(Alloc(kSliceClass, 2)->base), 1u);
   EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 2), nullptr) << "all of it is in use";
   hz3_span *other = Alloc(kSliceClass, 2);
   EXPECT_EQ(of_home[1].count(other->base), 1u) << "rather another home's than a page fault";

@@ -60,8 +60,8 @@ static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
 
 static bool is_carved(const struct hz3_span *span) { return span->carved == hz3_size_classes[span->size_class].objects; }
 
-// Not one that is still being carved, of which each home has one at most: those who grow side by side would take it from each
-// other, and share them all.
+// The emptiest span with room, for another home. Not one that is still being carved, of which each home has one at most: those who
+// grow side by side would take it from each other, and share them all.
 static struct hz3_span *emptiest_locked(const struct hz3_span_store *store) {
   for (int i = HZ3_SPAN_LISTS - 1; i >= 0; i--) {
     struct hz3_span *span = store->lists[i];
@@ -166,7 +166,7 @@ size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *
   return got;
 }
 
-// As hz3_pages_span_of, for what should be an object of the class; whether it lies in the span is for the caller to see.
+// As hz3_pages_span_of, for what should be an object of the class. Whether it lies in the span is for the caller to see.
 HZ3_INLINE struct hz3_span *span_of(unsigned size_class, void *object) {
   struct hz3_chunk *chunk = hz3_page_map_chunk_of(object);
   if (HZ3_UNLIKELY(chunk == NULL)) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
