@@ -26,6 +26,7 @@
 #define HZ3_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define HZ3_COLD __attribute__((noinline, cold))
 #define HZ3_NOINLINE __attribute__((noinline))
+#define HZ3_NOTHROW __attribute__((nothrow))  // for C++: who must not throw either can jump there instead of calling it
 #define HZ3_INLINE static inline __attribute__((always_inline))
 // At the start of a cache line: elsewhere in it, a loop over malloc and free takes up to 7 % longer (docs/decisions/0027).
 #define HZ3_EXPORT __attribute__((visibility("default"), aligned(HZ3_CACHE_LINE)))

@@ -38,7 +38,8 @@ extern __thread uintptr_t hz3_heap_offset __attribute__((tls_model("initial-exec
 extern const uint16_t hz3_bin_offsets[HZ3_TABLE_MAX / 16 + 1];  // by (bytes + 15) / 16
 
 void *hz3_malloc_slow(size_t bytes);
-HZ3_COLD void hz3_free_slow(void *pointer);
+HZ3_COLD HZ3_NOTHROW void hz3_free_slow(void *pointer);  // any block, NULL
+HZ3_NOTHROW void hz3_free_untagged(void *pointer);  // the same for what has no tag: a large block, most likely
 
 // The empty asm hides from the compiler that the sum usually lies outside of hz3_heap_empty, and keeps it one register.
 HZ3_INLINE uintptr_t hz3_heap_base(void) {
@@ -90,28 +91,29 @@ HZ3_INLINE void *hz3_take_aligned(size_t align, size_t bytes) {
 // The order of the stores: what fork copies in between may miss an object, nothing worse. The tests behind the first catch the
 // same block freed twice in a row: the last of all, or the last of its bin.
 HZ3_INLINE void hz3_free(void *pointer) {
-  intptr_t tag;
-  if (HZ3_LIKELY(hz3_tag_find(pointer, &tag))) {
-    uintptr_t heap = hz3_heap_base();
-    if (HZ3_LIKELY(tag > 0)) {
-      struct hz3_last_freed *last = (struct hz3_last_freed *)(heap + HZ3_LAST_FREED_OFFSET);
-      struct hz3_bin *bin = (struct hz3_bin *)(heap + last->tag);
-      void *before = last->object, **top = bin->top;
-      if (HZ3_LIKELY(top != bin->hi) && HZ3_LIKELY(before != pointer) && HZ3_LIKELY(!hz3_bin_is_newest(bin, before))) {
-        __builtin_prefetch(pointer);  // the processor then knows where the frees are going (docs/decisions/0027)
-        last->object = pointer;
-        last->tag = (size_t)tag;
-        __atomic_signal_fence(__ATOMIC_SEQ_CST);
-        hz3_bin_push_at(bin, top, before);
-        return;
-      }
-    } else if (tag < 0) {  // too big to let one wait in every thread
-      struct hz3_bin *bin = (struct hz3_bin *)(heap - (size_t)tag);
-      if (bin->top != bin->hi && !hz3_bin_is_newest(bin, pointer)) {
-        hz3_bin_push(bin, pointer);
-        return;
-      }
+  intptr_t tag = hz3_tag_of(pointer);
+  uintptr_t heap = hz3_heap_base();
+  if (HZ3_LIKELY(tag > 0)) {
+    struct hz3_last_freed *last = (struct hz3_last_freed *)(heap + HZ3_LAST_FREED_OFFSET);
+    struct hz3_bin *bin = (struct hz3_bin *)(heap + last->tag);
+    void *before = last->object, **top = bin->top;
+    if (HZ3_LIKELY(top != bin->hi) && HZ3_LIKELY(before != pointer) && HZ3_LIKELY(!hz3_bin_is_newest(bin, before))) {
+      __builtin_prefetch(pointer);  // the processor then knows where the frees are going (docs/decisions/0027)
+      last->object = pointer;
+      last->tag = (size_t)tag;
+      __atomic_signal_fence(__ATOMIC_SEQ_CST);
+      hz3_bin_push_at(bin, top, before);
+      return;
     }
+  } else if (tag < 0) {  // too big to let one wait in every thread
+    struct hz3_bin *bin = (struct hz3_bin *)(heap - (size_t)tag);
+    if (bin->top != bin->hi && !hz3_bin_is_newest(bin, pointer)) {
+      hz3_bin_push(bin, pointer);
+      return;
+    }
+  } else {
+    hz3_free_untagged(pointer);
+    return;
   }
   hz3_free_slow(pointer);
 }

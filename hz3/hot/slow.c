@@ -57,8 +57,8 @@ static unsigned class_of_untagged(const void *pointer) {
 
 // 0 for what is no small or medium block.
 static unsigned class_of(const void *pointer) {
-  intptr_t tag;
-  return hz3_tag_find(pointer, &tag) && tag != 0 ? class_of_tag(tag) : class_of_untagged(pointer);
+  intptr_t tag = hz3_tag_of(pointer);
+  return tag != 0 ? class_of_tag(tag) : class_of_untagged(pointer);
 }
 
 static size_t fetch(const struct hz3_heap *heap, unsigned c, void **out, size_t count, bool *is_clean) {
@@ -617,8 +617,9 @@ static HZ3_NOINLINE void free_range(void *pointer) {
   leave(heap);
 }
 
-// A large block, most likely: whether its thread keeps it is looked up first.
-static void free_untagged(void *pointer) {
+// Whether its thread keeps it is looked up first.
+void hz3_free_untagged(void *pointer) {
+  if (pointer == NULL) return;
   struct hz3_large_cache *cache = large_cache();
   if (cache != NULL && hz3_large_cache_put(cache, pointer)) return;
   unsigned c = class_of_untagged(pointer);
@@ -627,10 +628,9 @@ static void free_untagged(void *pointer) {
 }
 
 void hz3_free_slow(void *pointer) {
-  if (pointer == NULL) return;
-  intptr_t tag;
-  if (hz3_tag_find(pointer, &tag) && tag != 0) free_class(class_of_tag(tag), pointer);
-  else free_untagged(pointer);
+  intptr_t tag = hz3_tag_of(pointer);
+  if (tag != 0) free_class(class_of_tag(tag), pointer);
+  else hz3_free_untagged(pointer);
 }
 
 // ---- the rest of the interface ----
@@ -691,8 +691,8 @@ static HZ3_NOINLINE void *realloc_untagged(void *pointer, size_t bytes) {
 }
 
 void *hz3_realloc(void *pointer, size_t bytes) {
-  intptr_t tag;
-  if (HZ3_UNLIKELY(!hz3_tag_find(pointer, &tag)) || tag == 0) return realloc_untagged(pointer, bytes);
+  intptr_t tag = hz3_tag_of(pointer);
+  if (HZ3_UNLIKELY(tag == 0)) return realloc_untagged(pointer, bytes);
   return realloc_in_class(pointer, class_of_tag(tag), bytes);
 }
 

@@ -40,7 +40,8 @@ void *hz3_large_cache_take(struct hz3_large_cache *cache, size_t bytes, size_t a
     struct hz3_range *range = slot->range;
     if (range == NULL || !fits(bytes, slot->bytes) || ((uintptr_t)range->start & (align - 1)) != 0) continue;
     empty_slot(slot);
-    hz3_range_use_again(range, bytes, zero);
+    if (zero || bytes > range->touched_bytes) return hz3_range_use_again(range, bytes, zero);
+    range->usable_bytes = range->touched_bytes;
     return range->start;
   }
   bool comes_again = false;

@@ -246,11 +246,11 @@ void *hz3_large_alloc(size_t bytes, size_t align, bool zero) {
   return range->start;
 }
 
-void hz3_range_use_again(struct hz3_range *range, size_t bytes, bool zero) {
+void *hz3_range_use_again(struct hz3_range *range, size_t bytes, bool zero) {
   if (zero) mark_touched(range);
   set_usable(range, page_round(bytes));
-  range->note = (struct hz3_large_note){0};
   if (zero) clear_dirty(range);
+  return range->start;
 }
 
 // What was learned, or as much as lives, if that is more: a program that holds many big blocks will want others, and best

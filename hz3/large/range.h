@@ -36,8 +36,8 @@ HZ3_INLINE struct hz3_range *hz3_range_of(const void *pointer) {
   struct hz3_range *range = (struct hz3_range *)hz3_page_map_large_of(pointer);
   return range != NULL && range->start == pointer ? range : NULL;
 }
-// large.c: the range becomes a block of its owner again, which never left its hands.
-void hz3_range_use_again(struct hz3_range *range, size_t bytes, bool zero);
+// large.c: the range becomes a block of its owner again, which never left its hands. Returns its start.
+void *hz3_range_use_again(struct hz3_range *range, size_t bytes, bool zero);
 
 // 8 bins per doubling of slices; 2^31 slices cover the address space.
 enum { HZ3_RANGE_BINS = 8 * 30, HZ3_RANGE_WORDS = (HZ3_RANGE_BINS + 63) / 64, HZ3_SHELF_RANGES = 4, HZ3_SHELF_HITS = 8 };

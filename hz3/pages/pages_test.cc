@@ -55,12 +55,6 @@ size_t ResidentBytes(void *start, size_t bytes) {
   return static_cast<size_t>(std::count_if(pages.begin(), pages.end(), [](unsigned char p) { return p & 1; })) * hz3_os_page_bytes();
 }
 
-// The tag that a free would find, 0 outside the window.
-intptr_t TagOf(const void *pointer) {
-  intptr_t tag = 0;
-  return hz3_tag_find(pointer, &tag) ? tag : 0;
-}
-
 bool IsZero(const char *memory, size_t bytes) {
   return std::all_of(memory, memory + bytes, [](char c) { return c == 0; });
 }
@@ -121,7 +115,7 @@ TEST_F(Pages, EveryClassGetsAnAlignedTaggedSpan) {
     EXPECT_EQ(span->free_count, 0u);
     for (size_t at = 0; at < SpanBytes(span); at += HZ3_SLICE_BYTES / 2) {
       EXPECT_EQ(hz3_pages_span_of(base + at), span);
-      EXPECT_EQ(TagOf(base + at), (c <= HZ3_TABLE_CLASS_LAST ? intptr_t{c} : -intptr_t{c}) * kTagPerClass);
+      EXPECT_EQ(hz3_tag_of(base + at), (c <= HZ3_TABLE_CLASS_LAST ? intptr_t{c} : -intptr_t{c}) * kTagPerClass);
     }
     EXPECT_EQ(hz3_pages_span_of(base + SpanBytes(span) - 1), span);
     EXPECT_NE(hz3_pages_span_of(base - 1), span);
@@ -130,7 +124,7 @@ TEST_F(Pages, EveryClassGetsAnAlignedTaggedSpan) {
     Free(span);
     for (size_t at = 0; at < Class(c).slices * HZ3_SLICE_BYTES; at += HZ3_SLICE_BYTES) {
       EXPECT_EQ(hz3_pages_span_of(base + at), nullptr);
-      EXPECT_EQ(TagOf(base + at), 0);
+      EXPECT_EQ(hz3_tag_of(base + at), 0);
     }
   }
   EXPECT_EQ(Stats().free_bytes, Stats().mapped_bytes);
@@ -144,7 +138,7 @@ TEST_F(Pages, ForeignPointersHaveNoSpanAndNoTag) {
                               static_cast<const void *>(&global), reinterpret_cast<const void *>(uintptr_t{1} << 46),
                               reinterpret_cast<const void *>(uintptr_t{1} << 47), reinterpret_cast<const void *>(~uintptr_t{0})}) {
     EXPECT_EQ(hz3_pages_span_of(pointer), nullptr) << pointer;
-    EXPECT_EQ(TagOf(pointer), 0) << pointer;
+    EXPECT_EQ(hz3_tag_of(pointer), 0) << pointer;
     EXPECT_EQ(hz3_page_map_large_of(pointer), nullptr) << pointer;
   }
 }
@@ -571,7 +565,7 @@ TEST_F(Pages, PageMapHoldsLargeBlocks) {
   EXPECT_EQ(hz3_page_map_large_of(start), nullptr);
   EXPECT_EQ(hz3_page_map_large_of(start + 2 * HZ3_MIB), nullptr);
   EXPECT_EQ(hz3_pages_span_of(start + HZ3_MIB), nullptr);
-  EXPECT_EQ(TagOf(start + HZ3_MIB), 0);
+  EXPECT_EQ(hz3_tag_of(start + HZ3_MIB), 0);
   hz3_page_map_set_large(start + HZ3_MIB, nullptr);
   EXPECT_EQ(hz3_page_map_large_of(start + HZ3_MIB), nullptr);
   EXPECT_NE(hz3_page_map_dirty_mask(start), hz3_page_map_dirty_mask(start + HZ3_MIB));
@@ -679,7 +673,7 @@ TEST(Retention, DecaysWithoutRegret) {
   size_t spans = 0;
   for (hz3_span *span; (span = hz3_pages_alloc_span(kSixteenClass, 0)) != nullptr; last = span, spans++) {
     char *base = span->base;
-    works = works && hz3_pages_span_of(base + HZ3_MIB - 1) == span && TagOf(base) == -intptr_t{kSixteenClass} * kTagPerClass;
+    works = works && hz3_pages_span_of(base + HZ3_MIB - 1) == span && hz3_tag_of(base) == -intptr_t{kSixteenClass} * kTagPerClass;
   }
   works = works && spans >= 900;  // of 1024: next to nothing is reserved
   hz3_pages_free_span(last);
@@ -710,7 +704,7 @@ TEST(PagesDeathTest, WorkUntilAddressSpaceEnds) {
   for (size_t i = 0; i < spans.size(); i++) {
     hz3_span *span = hz3_pages_alloc_span(kSixteenClass, 0);
     char *base = span->base;
-    HZ3_REQUIRE(IsZero(base, HZ3_MIB) && hz3_pages_span_of(base) == span && TagOf(base) == -intptr_t{kSixteenClass} * kTagPerClass);
+    HZ3_REQUIRE(IsZero(base, HZ3_MIB) && hz3_pages_span_of(base) == span && hz3_tag_of(base) == -intptr_t{kSixteenClass} * kTagPerClass);
   }
   HZ3_REQUIRE(Stats().mapped_bytes == mapped);
   _exit(0);
@@ -758,7 +752,7 @@ TEST(PagesDeathTest, WithoutAPageMapThereIsNoChunk) {
   for (unsigned c : {1u, kSliceClass, kSixteenClass}) {
     HZ3_REQUIRE(hz3_pages_alloc_span(c, 0) == nullptr);
     HZ3_REQUIRE(Stats().free_bytes == before.free_bytes && Stats().dirty_bytes == before.dirty_bytes);
-    HZ3_REQUIRE(hz3_pages_span_of(next) == nullptr && TagOf(next) == 0);
+    HZ3_REQUIRE(hz3_pages_span_of(next) == nullptr && hz3_tag_of(next) == 0);
   }
   // What has access already goes on serving.
   hz3_pages_free_span(span);
@@ -783,15 +777,15 @@ TEST(PagesDeathTest, MapsSayWhenTheyHaveNoMemory) { EXPECT_EXIT(ReserveWithoutMe
   const struct hz3_tag_map *before = hz3_tag_map;
   char *far = base - (size_t{1} << 40);
   hz3_tag_map_cover(far, HZ3_CHUNK_BYTES);
-  bool works = hz3_tag_map != before && TagOf(base) == kTagPerClass && TagOf(far) == 0;
+  bool works = hz3_tag_map != before && hz3_tag_of(base) == kTagPerClass && hz3_tag_of(far) == 0;
   hz3_lock_acquire(&hz3_pages.lock);
   hz3_tag_map_set_locked(far, 2, 64);
   hz3_lock_release(&hz3_pages.lock);
-  works = works && TagOf(far) == 64 && TagOf(far + HZ3_SLICE_BYTES) == 64 && TagOf(far + 2 * HZ3_SLICE_BYTES) == 0;
+  works = works && hz3_tag_of(far) == 64 && hz3_tag_of(far + HZ3_SLICE_BYTES) == 64 && hz3_tag_of(far + 2 * HZ3_SLICE_BYTES) == 0;
   // Too far for any window: nothing changes, lookups there go through the page map.
   before = hz3_tag_map;
   hz3_tag_map_cover(reinterpret_cast<char *>(HZ3_CHUNK_BYTES), HZ3_CHUNK_BYTES);
-  works = works && hz3_tag_map == before && TagOf(base) == kTagPerClass;
+  works = works && hz3_tag_map == before && hz3_tag_of(base) == kTagPerClass;
   _exit(works ? 0 : 1);
 }
 

@@ -36,12 +36,6 @@ struct SpanBox {
 };
 extern const SpanBox kBox;
 
-// The tag that a free would find, 0 outside the window.
-inline intptr_t TagOf(const void *pointer) {
-  intptr_t tag = 0;
-  return hz3_tag_find(pointer, &tag) ? tag : 0;
-}
-
 // One size class; every test ends with all objects back and no span held.
 class SpanBoxTest : public testing::TestWithParam<unsigned> {
  protected:
@@ -110,7 +104,7 @@ TEST_P(SpanBoxTest, ObjectsAreApartAlignedAndInTaggedSpans) {
   size_t align = bytes_ & -bytes_;
   for (void *object : objects) {
     ASSERT_EQ(reinterpret_cast<uintptr_t>(object) % align, 0u);
-    ASSERT_EQ(TagOf(object), (c_ <= HZ3_TABLE_CLASS_LAST ? intptr_t{c_} : -intptr_t{c_}) * 32);
+    ASSERT_EQ(hz3_tag_of(object), (c_ <= HZ3_TABLE_CLASS_LAST ? intptr_t{c_} : -intptr_t{c_}) * 32);
     hz3_span *span = hz3_pages_span_of(object);
     ASSERT_EQ(span->size_class, c_);
     ASSERT_EQ((static_cast<char *>(object) - span->base) % static_cast<ptrdiff_t>(bytes_), 0);

@@ -56,7 +56,7 @@ void hz3_tag_map_cover(const char *start, size_t bytes) {
   bool is_current = hz3_tag_map == old;
   if (is_current) {
     copy_tags(map, old);
-    // Release: pairs with the dependent loads in hz3_tag_find.
+    // Release: pairs with the dependent loads in hz3_tag_of.
     __atomic_store_n(&hz3_tag_map, map, __ATOMIC_RELEASE);
   }
   hz3_lock_release(&hz3_pages.lock);

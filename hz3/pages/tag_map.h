@@ -21,14 +21,12 @@ struct hz3_tag_map {
 
 extern const struct hz3_tag_map *hz3_tag_map;  // never NULL; empty until the first chunk
 
-// False outside the window, for any pointer value.
-HZ3_INLINE bool hz3_tag_find(const void *pointer, intptr_t *tag) {
+// 0 outside the window, for any pointer value.
+HZ3_INLINE intptr_t hz3_tag_of(const void *pointer) {
   // Relaxed: the loads below depend on this one, which orders them after the table was filled.
   const struct hz3_tag_map *map = __atomic_load_n(&hz3_tag_map, __ATOMIC_RELAXED);
   uintptr_t slice = ((uintptr_t)pointer - map->base) >> 16;
-  if (__builtin_expect(slice >= map->slices, 0)) return false;
-  *tag = map->tags[slice];
-  return true;
+  return HZ3_LIKELY(slice < map->slices) ? map->tags[slice] : 0;
 }
 
 HZ3_END_DECLS
