@@ -219,7 +219,7 @@ static uint64_t huge_slices(size_t bytes, size_t chunks_before) {
 }
 
 // Maps more chunks: an eighth of what is there, so that big heaps make few system calls and little is over-reserved.
-static bool grow(void) {
+static bool grow(bool may_be_huge) {
   uint64_t now = hz3_os_now_ms(), before = __atomic_exchange_n(&hz3_pages.grown_ms, now, __ATOMIC_RELAXED);
   // Relaxed: a flag, nothing is published by it.
   if (HZ3_CHECKED && !__atomic_exchange_n(&hz3_pages.has_had_first, true, __ATOMIC_RELAXED) && map_first()) return true;
@@ -235,8 +235,8 @@ static bool grow(void) {
     if (base == NULL) continue;
     if (guard != 0) hz3_os_protect(base + bytes, guard);  // refused (too many maps): a page that nobody uses
     __atomic_store_n(&hz3_pages.last_base, base, __ATOMIC_RELAXED);
-    bool is_huge = chunks >= HZ3_SMALL_PAGE_CHUNKS || (chunks > 0 && now - before <= HZ3_FAST_GROWTH_MS);
-    size_t huge_bytes = is_huge ? hz3_huge_pages_ask(base, bytes) : 0;
+    bool is_growing = chunks >= HZ3_SMALL_PAGE_CHUNKS || (chunks > 0 && now - before <= HZ3_FAST_GROWTH_MS);
+    size_t huge_bytes = may_be_huge && is_growing ? hz3_huge_pages_ask(base, bytes) : 0;
     size_t added = 0;
     for (bool more = true; more && added < wanted; added += more)
       more = add_chunk(base + added * HZ3_CHUNK_BYTES, added + 1 == wanted ? guard : 0, huge_slices(huge_bytes, added), false);
@@ -246,17 +246,29 @@ static bool grow(void) {
   return false;
 }
 
+static void note_opened(unsigned size_class, unsigned home) {
+  __atomic_store_n(&hz3_pages.has_opened[size_class][home], true, __ATOMIC_RELAXED);
+  if (home > 0) __atomic_store_n(&hz3_pages.has_homes, true, __ATOMIC_RELAXED);
+}
+
+// Whether this will be the first span that one of several homes has of a class of small blocks.
+static bool is_one_of_many(unsigned size_class, unsigned home) {
+  bool has_homes = home > 0 || __atomic_load_n(&hz3_pages.has_homes, __ATOMIC_RELAXED);
+  return size_class <= HZ3_SMALL_CLASS_LAST && has_homes && !__atomic_load_n(&hz3_pages.has_opened[size_class][home], __ATOMIC_RELAXED);
+}
+
 static struct hz3_span *alloc_span(unsigned size_class, unsigned home, bool only_there) {
   uint32_t *words = HZ3_CHECKED ? hz3_object_words_alloc(size_class) : NULL;
   if (HZ3_CHECKED && words == NULL) return NULL;
   struct hz3_span *span;
   do span = take_span(size_class, home, only_there);
-  while (span == NULL && !only_there && grow());
+  while (span == NULL && !only_there && grow(!is_one_of_many(size_class, home)));
   if (span == NULL || (HZ3_CHECKED && span->is_closed && !open_span(span))) {
     if (HZ3_CHECKED) hz3_object_words_free(size_class, words);
     return NULL;
   }
   if (HZ3_CHECKED) hz3_object_map_set(span->base, size_class, span->is_clean, words);
+  note_opened(size_class, home);
   span->next = span->prev = NULL;
   span->free_words = NULL;
   span->free_word = 0;

@@ -17,7 +17,8 @@ HZ3_BEGIN_DECLS
 // Chunks after these ask for huge pages, and then these do, too, each half the next time that it is free and given back. A huge page
 // costs about as much as 110 page faults, and by then 2,048 were taken: a heap that stops right there pays a twentieth more, one
 // that grows on takes a fourth of the time for its pages. Not before, or a small program would grow by 2 MiB at once; unless the
-// chunk before was used up within HZ3_FAST_GROWTH_MS: such a heap is likely to grow on (docs/decisions/0022).
+// chunk before was used up within HZ3_FAST_GROWTH_MS: such a heap is likely to grow on. And not for the first span that one of
+// several homes has of a class of small blocks: of many such spans little is used (docs/decisions/0022).
 enum { HZ3_SMALL_PAGE_CHUNKS = 2, HZ3_FAST_GROWTH_MS = 50 };
 
 struct hz3_chunk {
@@ -51,6 +52,8 @@ struct hz3_pages {
   bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
   uint64_t hollow_regret_ms;  // when a span was last used again too early; atomic
   uint64_t grown_ms;  // when the last chunk was mapped; atomic
+  bool has_opened[HZ3_CLASS_COUNT][HZ3_SPAN_HOMES];  // a span of the class was allocated for the home; atomic
+  bool has_homes;  // and for more than one home; atomic
   uint64_t huge_dear_until_ms, huge_pause_ms;  // no huge pages until then; for so long the last time, 0 if one was cheap since; atomic
   size_t huge_asked_bytes;  // atomic, like huge_last:
   char *huge_last;          // a page of what was asked for last

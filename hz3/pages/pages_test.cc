@@ -83,6 +83,8 @@ class Pages : public testing::Test {
     ASSERT_EQ(Stats().chunks, 0u);
     hz3_pages.retention = HZ3_RETENTION_INIT;
     KnowHugePages(false);
+    memset(hz3_pages.has_opened, 0, sizeof hz3_pages.has_opened);
+    hz3_pages.has_homes = false;
   }
   void TearDown() override {
     for (hz3_span *span : live_) hz3_pages_free_span(span);
@@ -288,6 +290,20 @@ TEST_F(Pages, FastGrowthAsksForHugePagesEarlier) {
     for (hz3_span *span : spans) Free(span);
     hz3_pages_trim(true);
   }
+}
+
+// Where each of several homes opens a span of each class, most of that memory may never be used.
+TEST_F(Pages, FirstSpansOfManyHomesAskForNoHugePages) {
+  for (unsigned i = 0; i < 2 * HZ3_CHUNK_SLICES; i++) Alloc(1);
+  EXPECT_EQ(ChunkOf(Alloc(2))->huge, ~uint64_t{0}) << "one home has all there is";
+  for (unsigned i = 1; i < HZ3_CHUNK_SLICES; i++) Alloc(2);
+  for (unsigned home = 1; home < HZ3_SPAN_HOMES; home++) {
+    for (unsigned c = 3; c <= HZ3_SMALL_CLASS_LAST; c++) EXPECT_EQ(ChunkOf(Alloc(c, home))->huge, 0u);
+  }
+  size_t chunks = Stats().chunks;
+  hz3_span *span = Alloc(3, 1);
+  while (Stats().chunks == chunks) span = Alloc(3, 1);
+  EXPECT_EQ(ChunkOf(span)->huge, ~uint64_t{0}) << "a class that grows";
 }
 
 TEST_F(Pages, DearHugePagesAreNotAskedFor) {
