@@ -256,7 +256,7 @@ static size_t depot_limit(unsigned c, size_t magazine_objects) {
 static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
   bool only_frees = (heap->refilled_bits[c / 64] >> (c % 64) & 1) == 0;
   if (hz3_depot_push(c, magazine, depot_limit(c, magazine->count), only_frees)) return;
-  struct hz3_magazine *older = hz3_depot_drain(c);
+  struct hz3_magazine *older = hz3_depot_drain_own(c);
   release_magazine(heap, c, magazine);
   if (older != NULL) release_magazine(heap, c, older);
 }
@@ -514,7 +514,7 @@ void *hz3_aligned_alloc(size_t align, size_t bytes) {
 
 // For a full bin of a shrinking class: everything the heap has of it, and a magazine of the depot, goes back.
 static void shrink_bin(struct hz3_heap *heap, unsigned c, size_t capacity) {
-  struct hz3_magazine *magazine = unload(heap, c), *spare = spare_of(heap, c), *shared = hz3_depot_drain(c);
+  struct hz3_magazine *magazine = unload(heap, c), *spare = spare_of(heap, c), *shared = hz3_depot_drain_own(c);
   release(c, magazine->slots, magazine->count);
   magazine->count = 0;
   load(heap, c, magazine);

@@ -192,6 +192,11 @@ struct hz3_magazine *hz3_depot_pop(unsigned size_class) {
 
 struct hz3_magazine *hz3_depot_drain(unsigned size_class) { return take(size_class, own_cpu(), drain_from); }
 
+struct hz3_magazine *hz3_depot_drain_own(unsigned size_class) {
+  struct hz3_magazine *magazine = pop_warm(size_class, own_cpu());
+  return magazine != NULL ? magazine : hz3_depot_drain(size_class);
+}
+
 static uint32_t take_low_water(struct hz3_stack *stack) {
   uint32_t unused = __atomic_load_n(&stack->low_water, __ATOMIC_RELAXED), height = height_of(stack);
   if (height != unused) __atomic_store_n(&stack->low_water, height, __ATOMIC_RELAXED);

@@ -48,6 +48,8 @@ bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t l
 // that has left that CPU's cache (docs/decisions/0021). NULL if there is neither.
 struct hz3_magazine *hz3_depot_pop(unsigned size_class);
 struct hz3_magazine *hz3_depot_drain(unsigned size_class);  // any magazine: the oldest, or one of the CPU with most; NULL if empty
+// The same, but rather the newest of this CPU, which goes back to spans that other CPUs have less to do with.
+struct hz3_magazine *hz3_depot_drain_own(unsigned size_class);
 // For the tick: how many magazines of the class nobody needed since the last call; resets the mark.
 uint32_t hz3_depot_take_low_water(unsigned size_class);
 

@@ -260,7 +260,7 @@ TEST_F(RemoteCpus, EachMayKeepALittleOfSmallObjects) {
   }
 }
 
-// Or one CPU's would stay for good that other threads have come to need no more.
+// Or one CPU's would stay for good that other threads have come to need no more. Who has too much itself gives of its own.
 TEST_F(RemoteCpus, TheOneWithMostIsDrainedFirst) {
   if (HZ3_CPUS_PER_SHARD < 2) GTEST_SKIP() << "the other CPU is of another shard";
   Pinned pinned;
@@ -270,8 +270,10 @@ TEST_F(RemoteCpus, TheOneWithMostIsDrainedFirst) {
   ASSERT_TRUE(PushFromElsewhere(c, first));
   ASSERT_TRUE(PushFromElsewhere(c, second));
   EXPECT_EQ(hz3_depot_drain(c), second);
-  FreeAll(PopAll(c));
-  FreeAll({second});
+  EXPECT_EQ(hz3_depot_drain_own(c), own);
+  EXPECT_EQ(hz3_depot_drain_own(c), first) << "there is none of its own";
+  EXPECT_EQ(hz3_depot_drain_own(c), nullptr);
+  FreeAll({own, first, second});
 }
 
 TEST_F(RemoteCpus, EmptyMagazinesComeBackToTheCpuThatHadThem) {
