@@ -23,6 +23,7 @@
 #include "hz3/base/size_class.h"
 #include "hz3/config.h"
 #include "hz3/large/range.h"
+#include "hz3/pages/page_map.h"
 
 namespace {
 
@@ -817,13 +818,12 @@ TEST(LargeDeathTest, WhatCannotBePurgedStaysDirtyAndIsUsedAgain) {
 
 // Memory without an entry in the page map would never be found again: it goes back.
 [[noreturn]] void AllocWithoutPageMap() {
-  const size_t kBytes = size_t{64} << 30;  // one leaf of the page map is for 16 GiB
-  const uint32_t kLeafBytes = 10 << 14;
+  const size_t kBytes = size_t{64} << 30;  // more than one leaf of the page map is for
   void *block = hz3_large_alloc(kBytes, 1, false);
   HZ3_REQUIRE(block != nullptr && hz3_large_free(block));
   hz3_large_trim(true);
   const size_t before = hz3_test::AddressSpaceBytes();
-  hz3_test::RefuseCall(SYS_mmap, kLeafBytes);
+  hz3_test::RefuseCall(SYS_mmap, sizeof(hz3_page_map_leaf));
   HZ3_REQUIRE(hz3_large_alloc(2 * kBytes, 1, false) == nullptr);
   HZ3_REQUIRE(Stats().mapped_bytes == 0 && hz3_test::AddressSpaceBytes() == before);
   block = hz3_large_alloc(kBytes / 2, 1, false);  // where there was something before

@@ -268,9 +268,9 @@ bool hz3_dirty_test(const char *slice) {
 
 bool hz3_large_holds(const void *pointer) {
   uintptr_t address = (uintptr_t)pointer, at = address;
-  for (int granules = 0; granules < 4096 && at >= HZ3_MIB; granules++, at -= HZ3_MIB) {
+  for (int slices = 0; slices < 65536 && at >= HZ3_SLICE_BYTES; slices++, at -= HZ3_SLICE_BYTES) {
     struct hz3_range *range = (struct hz3_range *)hz3_page_map_large_of((const void *)at);
-    if (range != NULL && (uintptr_t)range->start <= address) return address < (uintptr_t)range->start + range->usable_bytes;
+    if (range != NULL) return address < (uintptr_t)range->start + range->usable_bytes;
   }
   return false;
 }

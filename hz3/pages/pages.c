@@ -134,7 +134,6 @@ static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, boo
   span->home = (uint8_t)home;
   span->is_clean = dirty == 0;
   span->is_closed = closed != 0;
-  for (unsigned i = 0; i < count; i++) chunk->first_slice[(unsigned)first + i] = (uint8_t)first;
   int tag = (int)size_class * TAG_BYTES_PER_CLASS;
   hz3_tag_map_set_locked(span->base, count, size_class <= HZ3_TABLE_CLASS_LAST ? tag : -tag);
   return span;
@@ -185,7 +184,6 @@ static bool add_chunk(char *base, size_t guard_bytes, uint64_t huge, bool is_clo
   chunk->base = base;
   chunk->guard_bytes = (uint32_t)guard_bytes;
   chunk->huge = huge;
-  hz3_page_map_set_chunk(chunk);
   hz3_lock_acquire(&hz3_pages.lock);
   chunk->free = ~(uint64_t)0;
   chunk->dirty = chunk->purged = 0;
@@ -274,7 +272,8 @@ static struct hz3_span *alloc_span(unsigned size_class, unsigned home, bool only
   span->free_word = 0;
   span->free_count = span->carved = span->settle_at = span->purged_ms = 0;
   span->list = HZ3_SPAN_NO_LIST;
-  __atomic_store_n(&span->size_class, (uint16_t)size_class, __ATOMIC_RELEASE);
+  span->size_class = (uint16_t)size_class;
+  hz3_page_map_set_span(span);
   return span;
 }
 
@@ -284,7 +283,8 @@ struct hz3_span *hz3_pages_alloc_span_at_home(unsigned size_class, unsigned home
 void hz3_pages_free_span(struct hz3_span *span) {
   unsigned size_class = span->size_class;
   HZ3_CHECK(size_class != 0);
-  __atomic_store_n(&span->size_class, 0, __ATOMIC_RELAXED);
+  hz3_page_map_clear_span(span);
+  span->size_class = 0;
   if (HZ3_CHECKED) hz3_object_words_free(size_class, hz3_object_map_clear(span->base, size_class));
   hz3_lock_acquire(&hz3_pages.lock);
   chunk_of(span)->dirty |= slice_mask(span->first_slice, span->slices);

@@ -32,12 +32,8 @@ struct hz3_chunk {
   uint32_t guard_bytes;  // checked lane: behind the chunk, without access; 0 for all but the last of a mapping
   uint8_t longest_run;
   bool on_dirty_list;
-  uint8_t first_slice[HZ3_CHUNK_SLICES];  // first slice of the span that a slice belongs to
   struct hz3_span spans[HZ3_CHUNK_SLICES] __attribute__((aligned(HZ3_CACHE_LINE)));  // by first slice
 };
-
-// Chunks are aligned to their size.
-HZ3_INLINE size_t hz3_chunk_slice(const void *pointer) { return (uintptr_t)pointer / HZ3_SLICE_BYTES % HZ3_CHUNK_SLICES; }
 
 // All state of the box, under one lock.
 struct hz3_pages {
@@ -67,8 +63,8 @@ HZ3_INLINE size_t hz3_pages_used_bytes_locked(void) {
 }
 
 // page_map.c
-void hz3_page_map_set_chunk(struct hz3_chunk *chunk);  // the range must be reserved
-void hz3_page_map_clear_chunk(struct hz3_chunk *chunk);
+void hz3_page_map_set_span(struct hz3_span *span);  // whose slices must be reserved
+void hz3_page_map_clear_span(struct hz3_span *span);
 
 // tag_map.c
 void hz3_tag_map_cover(const char *start, size_t bytes);  // widens the window if possible; takes the lock itself

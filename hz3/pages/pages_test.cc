@@ -577,7 +577,7 @@ TEST_F(Pages, PageMapHoldsLargeBlocks) {
   long descriptor;
   hz3_page_map_set_large(start + HZ3_MIB, &descriptor);
   EXPECT_EQ(hz3_page_map_large_of(start + HZ3_MIB), &descriptor);
-  EXPECT_EQ(hz3_page_map_large_of(start + HZ3_MIB + 5), &descriptor) << "the granule of the start is entered";
+  EXPECT_EQ(hz3_page_map_large_of(start + HZ3_MIB + 5), &descriptor) << "the slice of the start is entered";
   EXPECT_EQ(hz3_page_map_large_of(start), nullptr);
   EXPECT_EQ(hz3_page_map_large_of(start + 2 * HZ3_MIB), nullptr);
   EXPECT_EQ(hz3_pages_span_of(start + HZ3_MIB), nullptr);
@@ -744,9 +744,8 @@ TEST(PagesDeathTest, ChunksThatCannotBeUnmappedAreUsedAgain) {
 
 // A chunk that no map can name would never be found again: neither the first nor a later one stays.
 [[noreturn]] void AllocWithoutPageMap() {
-  const uint32_t kLeafBytes = 10 << 14;
   size_t before = hz3_test::AddressSpaceBytes();
-  hz3_test::RefuseCall(SYS_mmap, kLeafBytes);
+  hz3_test::RefuseCall(SYS_mmap, sizeof(hz3_page_map_leaf));
   for (int i = 0; i < 3; i++) HZ3_REQUIRE(hz3_pages_alloc_span(1, 0) == nullptr);
   HZ3_REQUIRE(Stats().mapped_bytes == 0 && hz3_test::AddressSpaceBytes() < before + HZ3_CHUNK_BYTES);
   _exit(0);

@@ -186,15 +186,13 @@ static bool unmap_one_chunk(void) {
   }
   hz3_lock_release(&hz3_pages.lock);
   if (chunk == NULL) return false;
-  hz3_page_map_clear_chunk(chunk);
   bool unmapped = hz3_os_unmap(chunk->base, HZ3_CHUNK_BYTES + chunk->guard_bytes);
-  if (!unmapped) hz3_page_map_set_chunk(chunk);  // too many maps: keep it
   hz3_lock_acquire(&hz3_pages.lock);
   if (unmapped) {
     hz3_take_from_figure(&hz3_pages.chunks, 1);
     chunk->next = hz3_pages.spare_descriptors;
     hz3_pages.spare_descriptors = chunk;
-  } else {
+  } else {  // too many maps: keep it
     chunk->free = ~(uint64_t)0;
     hz3_pages.free_slices += HZ3_CHUNK_SLICES;
     hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(chunk->dirty));

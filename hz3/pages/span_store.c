@@ -166,11 +166,11 @@ size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *
   return got;
 }
 
-// As hz3_pages_span_of, for what should be an object of the class. Whether it lies in the span is for the caller to see.
-HZ3_INLINE struct hz3_span *span_of(unsigned size_class, void *object) {
-  struct hz3_chunk *chunk = hz3_page_map_chunk_of(object);
-  if (HZ3_UNLIKELY(chunk == NULL)) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
-  struct hz3_span *span = &chunk->spans[chunk->first_slice[hz3_chunk_slice(object)]];
+// For what should be an object of the class. Whether it lies in the carved part is for the caller to see.
+HZ3_INLINE struct hz3_span *span_of(unsigned size_class, const void *object) {
+  uintptr_t owner = hz3_page_map_owner(object);
+  if (HZ3_UNLIKELY((owner & HZ3_PAGE_MAP_SPAN) == 0)) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
+  struct hz3_span *span = (struct hz3_span *)(owner - HZ3_PAGE_MAP_SPAN);
   if (HZ3_UNLIKELY(span->size_class != size_class)) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
   return span;
 }
@@ -258,63 +258,89 @@ static void end_run_locked(struct hz3_span_store *store, struct hz3_span *span, 
   if (span->free_count >= span->settle_at) settle_locked(store, span, count, off);
 }
 
-// Puts the objects of one home back; the others move to the front, and their number is returned. Objects of one span often
-// follow each other. The word of the bitmap that is being changed stays in a register, because a load of it would wait for the
-// store before.
-static size_t release_locked(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, size_t count, struct off_list *off) {
+// The number of the object in its span, of which so many bytes are carved.
+HZ3_INLINE size_t index_of(const char *base, size_t carved_bytes, const struct hz3_size_class *class, const void *object) {
+  bool is_start;
+  size_t offset = (size_t)((const char *)object - base), index = hz3_object_index(class->reciprocal, offset, &is_start);
+  if (HZ3_UNLIKELY(offset >= carved_bytes) || HZ3_UNLIKELY(!is_start)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class->bytes);
+  return index;
+}
+
+// A word of the bitmap with the object's bit.
+HZ3_INLINE uint64_t marked(uint64_t word, size_t index, const struct hz3_size_class *class, const void *object) {
+  uint64_t bit = (uint64_t)1 << index % 64;
+  if (HZ3_UNLIKELY(word & bit)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, object, class->bytes);
+  return word | bit;
+}
+
+// Puts the objects of one home back, one by one; the others move to the front, and their end is returned.
+static void **release_singly_locked(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, void **end, struct off_list *off) {
   const struct hz3_size_class class = hz3_size_classes[size_class];
-  struct hz3_span *span = NULL;
-  const char *base = NULL;
-  size_t carved_bytes = 0, at = 0;
-  uint64_t none = 0, *words = &none, word = 0;  // words[at]
-  void **end = objects + count, **run = objects, **others = objects;
+  void **others = objects;
   for (void **next = objects; next != end; next++) {
-    const char *object = (const char *)*next;
-    bool is_start;
-    if ((size_t)(object - base) >= carved_bytes) {
-      words[at] = word;
-      if (span != NULL) end_run_locked(store, span, (size_t)(next - run), off);
-      span = span_of(size_class, *next);
-      if (HZ3_UNLIKELY(home_of(span) != home)) {
-        *others++ = *next;
-        span = NULL;
-        base = NULL;
-        words = &none;
-        carved_bytes = at = 0;
-        continue;
-      }
-      base = span->base;
-      carved_bytes = span->carved * (size_t)class.bytes;
-      if (HZ3_UNLIKELY((size_t)(object - base) >= carved_bytes)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class.bytes);
-      words = span->free_words;
-      at = hz3_object_index(class.reciprocal, (size_t)(object - base), &is_start) / 64;
-      word = words[at];
-      run = next;
+    struct hz3_span *span = span_of(size_class, *next);
+    if (HZ3_UNLIKELY(home_of(span) != home)) {
+      *others++ = *next;
+      continue;
     }
-    size_t index = hz3_object_index(class.reciprocal, (size_t)(object - base), &is_start);
-    if (HZ3_UNLIKELY(!is_start)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class.bytes);
-    if (index / 64 != at) {
-      words[at] = word;
-      at = index / 64;
-      word = words[at];
-    }
-    uint64_t bit = (uint64_t)1 << index % 64;
-    if (HZ3_UNLIKELY(word & bit)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, object, class.bytes);
-    word |= bit;
+    size_t index = index_of(span->base, span->carved * (size_t)class.bytes, &class, *next);
+    uint64_t *word = &span->free_words[index / 64];
+    *word = marked(*word, index, &class, *next);
+    end_run_locked(store, span, 1, off);
   }
-  words[at] = word;
-  if (span != NULL) end_run_locked(store, span, (size_t)(end - run), off);
-  hz3_take_from_figure(&store->live_objects, (size_t)(end - others));
-  return (size_t)(others - objects);
+  return others;
+}
+
+// The same where objects of one span follow each other. The word of the bitmap that is being changed stays in a register, because
+// a load of it would wait for the store before.
+static void **release_runs_locked(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, void **end, struct off_list *off) {
+  const struct hz3_size_class class = hz3_size_classes[size_class];
+  void **others = objects;
+  for (void **next = objects; next != end;) {
+    struct hz3_span *span = span_of(size_class, *next);
+    if (HZ3_UNLIKELY(home_of(span) != home)) {
+      *others++ = *next++;
+      continue;
+    }
+    const char *base = span->base;
+    size_t carved_bytes = span->carved * (size_t)class.bytes, index = index_of(base, carved_bytes, &class, *next), at = index / 64;
+    uint64_t *words = span->free_words, word = marked(words[at], index, &class, *next);
+    void **run = next;
+    for (next++; next != end && (size_t)((char *)*next - base) < carved_bytes; next++) {
+      index = index_of(base, carved_bytes, &class, *next);
+      if (index / 64 != at) {
+        words[at] = word;
+        at = index / 64;
+        word = words[at];
+      }
+      word = marked(word, index, &class, *next);
+    }
+    words[at] = word;
+    end_run_locked(store, span, (size_t)(next - run), off);
+  }
+  return others;
+}
+
+// Whether objects of one span mostly follow each other, from a few samples.
+static bool is_in_runs(void **objects, size_t count) {
+  enum { SAMPLES = 8 };
+  size_t step = count / SAMPLES, neighbours = 0;
+  for (size_t i = 0; step > 1 && i < SAMPLES; i++)
+    neighbours += ((uintptr_t)objects[i * step] ^ (uintptr_t)objects[i * step + 1]) < HZ3_SLICE_BYTES;
+  return neighbours >= SAMPLES / 2;
 }
 
 struct hz3_span *hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count) {
   struct off_list off = {NULL, NULL};
+  bool in_runs = is_in_runs(objects, count);
   while (count > 0) {
     unsigned home = home_of(span_of(size_class, objects[0]));
-    hz3_lock_acquire(&stores[home].lock);
-    count = release_locked(&stores[home], home, size_class, objects, count, &off);
-    hz3_lock_release(&stores[home].lock);
+    struct hz3_span_store *store = &stores[home];
+    hz3_lock_acquire(&store->lock);
+    void **others = (in_runs ? release_runs_locked : release_singly_locked)(store, home, size_class, objects, objects + count, &off);
+    hz3_take_from_figure(&store->live_objects, count - (size_t)(others - objects));
+    hz3_lock_release(&store->lock);
+    count = (size_t)(others - objects);
   }
   purge_hollow(stores, &off);
   return off.retired;
