@@ -161,14 +161,24 @@ static struct hz3_magazine *unload(struct hz3_heap *heap, unsigned c) {
   return magazine;
 }
 
+static bool fits_spare(const struct hz3_heap *heap, unsigned c, const struct hz3_magazine *spare, size_t objects) {
+  return objects > 0 && spare->count + objects <= capacity_of(heap, c, spare) && heap->spare_bytes + objects * class_bytes(c) <= HZ3_HEAP_BYTES;
+}
+
 // Half of a full bin, the older half, moves to its spare. Halves, not whole magazines, where the spare has room: the next
 // slow path of the class is then at least half a magazine away in either direction, and a class whose population
-// wanders around a magazine's border does not pay at every crossing.
+// wanders around a magazine's border does not pay at every crossing. An empty spare takes the bin's place: nothing is copied, and
+// who allocates again gets half of it back (docs/decisions/0003).
 static bool spill_to_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazine *spare) {
   struct hz3_bin *bin = &heap->bins[c];
   size_t objects = (size_t)(bin->top - bin->lo), half = objects / 2;
-  if (half == 0 || spare->count + half > capacity_of(heap, c, spare) || heap->spare_bytes + half * class_bytes(c) > HZ3_HEAP_BYTES)
-    return false;
+  if (spare->count == 0 && fits_spare(heap, c, spare, objects)) {
+    set_spare(heap, c, NULL);
+    set_spare(heap, c, unload(heap, c));
+    load(heap, c, spare);
+    return true;
+  }
+  if (!fits_spare(heap, c, spare, half)) return false;
   memcpy(spare->slots + spare->count, bin->lo, half * sizeof(void *));
   spare->count = (uint16_t)(spare->count + half);
   heap->spare_bytes += half * class_bytes(c);
