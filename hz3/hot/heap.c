@@ -30,8 +30,8 @@ static struct hz3_heap shared_heap = {.state = HZ3_HEAP_SHARED};  // for threads
 static struct hz3_heap *all_heaps = &shared_heap, *parked;
 static size_t parked_bytes, heap_count;
 static unsigned home_count = 1;  // as many as threads can run at once
-static bool is_initialised, is_hooked;
-static pthread_key_t exit_key;
+static bool is_initialised, is_hooked, has_exit_key;
+static pthread_key_t exit_key;  // these two before is_initialised
 
 static struct hz3_heap *own_heap(void) {
   return hz3_heap_offset == 0 ? NULL : (struct hz3_heap *)hz3_heap_base();
@@ -181,32 +181,29 @@ static void fork_child(void) {
   pthread_sigmask(SIG_SETMASK, &mask, NULL);
 }
 
-// Tables first, then a heap, then what may itself allocate (key and fork handlers).
+// Tables and the key first, then a heap, then what may itself allocate: the value of the key, and the fork handlers.
 static void initialise(void) {
   hz3_lock_acquire(&heaps_lock);
   if (!is_initialised) {
     hz3_remote_init();
     home_count = hz3_os_cpu_count();
+    has_exit_key = pthread_key_create(&exit_key, on_thread_exit) == 0;
+    // Release: pairs with the load in start_thread.
     __atomic_store_n(&is_initialised, true, __ATOMIC_RELEASE);
   }
   hz3_lock_release(&heaps_lock);
 }
 
-static void hook_into_libc(void) {
-  if (__atomic_exchange_n(&is_hooked, true, __ATOMIC_ACQ_REL)) return;
-  pthread_key_create(&exit_key, on_thread_exit);
-  pthread_atfork(fork_prepare, fork_parent, fork_child);
-}
-
+// NULL without memory for a heap; and where libc had no key left, since nobody would park the heap when the thread exits.
 static struct hz3_heap *start_thread(void) {
   // Acquire: pairs with the release above.
   if (!__atomic_load_n(&is_initialised, __ATOMIC_ACQUIRE)) initialise();
-  struct hz3_heap *heap = adopt_heap();
+  struct hz3_heap *heap = has_exit_key ? adopt_heap() : NULL;
   if (heap == NULL) return NULL;
   heap->is_letting_go = false;  // left so by a thread that a fork cut off
   set_own_heap(heap);
-  hook_into_libc();
-  pthread_setspecific(exit_key, heap);  // may allocate: the heap is there already
+  pthread_setspecific(exit_key, heap);
+  if (!__atomic_exchange_n(&is_hooked, true, __ATOMIC_RELAXED)) pthread_atfork(fork_prepare, fork_parent, fork_child);
   return heap;
 }
 
