@@ -27,7 +27,8 @@ static __thread bool thread_has_exited __attribute__((tls_model("initial-exec"))
 static struct hz3_lock heaps_lock = HZ3_LOCK_INIT(HZ3_RANK_HEAPS);
 static struct hz3_lock shared_lock = HZ3_LOCK_INIT(HZ3_RANK_SHARED_HEAP);
 static struct hz3_heap shared_heap = {.state = HZ3_HEAP_SHARED};  // for threads past their destructors
-static struct hz3_heap *all_heaps = &shared_heap, *parked;
+static struct hz3_heap *all_heaps = &shared_heap;
+static struct hz3_heap *parked, *oldest_parked, *flushed;  // newest first; flushed: parked, too, and holds nothing
 static size_t parked_bytes, heap_count;
 static unsigned home_count = 1;  // as many as threads can run at once
 static bool is_initialised, is_hooked, has_exit_key;
@@ -41,6 +42,24 @@ static void set_own_heap(struct hz3_heap *heap) {
   hz3_heap_offset = heap == NULL ? 0 : (uintptr_t)heap - (uintptr_t)&hz3_heap_empty;
 }
 
+static void push_parked_locked(struct hz3_heap *heap) {
+  heap->prev_parked = NULL;
+  heap->next_parked = parked;
+  if (parked != NULL) parked->prev_parked = heap;
+  else oldest_parked = heap;
+  parked = heap;
+}
+
+static void take_parked_locked(struct hz3_heap *heap) {
+  if (heap->prev_parked != NULL) heap->prev_parked->next_parked = heap->next_parked;
+  else parked = heap->next_parked;
+  if (heap->next_parked != NULL) heap->next_parked->prev_parked = heap->prev_parked;
+  else oldest_parked = heap->prev_parked;
+  heap->state = HZ3_HEAP_OWNED;
+  hz3_take_from_figure(&parked_bytes, heap->parked_bytes);
+  heap->parked_bytes = 0;
+}
+
 void hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes) {
   heap->last_tick_ms = hz3_os_now_ms();
   heap->parked_bytes = bytes;
@@ -48,24 +67,20 @@ void hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes) {
   hz3_add_to_figure(&parked_bytes, bytes);
   heap->is_busy = false;
   heap->state = HZ3_HEAP_PARKED;
-  heap->next_parked = parked;
-  parked = heap;
+  if (bytes != 0) {
+    push_parked_locked(heap);
+  } else {
+    heap->next_parked = flushed;
+    flushed = heap;
+  }
   hz3_lock_release(&heaps_lock);
-}
-
-static void take_parked_locked(struct hz3_heap *heap) {
-  heap->state = HZ3_HEAP_OWNED;
-  hz3_take_from_figure(&parked_bytes, heap->parked_bytes);
-  heap->parked_bytes = 0;
 }
 
 struct hz3_heap *hz3_heap_take_parked(uint64_t before_ms) {
   hz3_lock_acquire(&heaps_lock);
-  struct hz3_heap **link = &parked;
-  while (*link != NULL && ((*link)->last_tick_ms > before_ms || (*link)->is_flushed)) link = &(*link)->next_parked;
-  struct hz3_heap *heap = *link;
+  struct hz3_heap *heap = oldest_parked;
+  if (heap != NULL && heap->last_tick_ms > before_ms) heap = NULL;
   if (heap != NULL) {
-    *link = heap->next_parked;
     take_parked_locked(heap);
     heap->is_busy = true;
   }
@@ -78,9 +93,10 @@ static struct hz3_heap *adopt_heap(void) {
   hz3_lock_acquire(&heaps_lock);
   struct hz3_heap *heap = parked;
   if (heap != NULL) {
-    parked = heap->next_parked;
     take_parked_locked(heap);
-    heap->is_flushed = false;
+  } else if ((heap = flushed) != NULL) {
+    flushed = heap->next_parked;
+    heap->state = HZ3_HEAP_OWNED;
   }
   hz3_lock_release(&heaps_lock);
   if (heap != NULL) return heap;
@@ -107,7 +123,7 @@ static void on_thread_exit(void *value) {
   size_t bytes = HZ3_CHECKED ? hz3_checked_quarantined_bytes(heap) : 0;
   hz3_large_cache_flush(&heap->large);  // the next thread may never ask for such sizes
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) bytes += hz3_heap_cached_objects(heap, c) * hz3_size_classes[c].bytes;
-  if (hz3_read_figure(&parked_bytes) + bytes > PARKED_MAX_BYTES) {
+  if (bytes == 0 || hz3_read_figure(&parked_bytes) + bytes > PARKED_MAX_BYTES) {
     hz3_heap_flush(heap);
     bytes = 0;
   }
@@ -172,8 +188,7 @@ static void fork_child(void) {
     heap->last.tag = 0;  // it may be of another block than the one beside it: the slow path looks
     heap->state = heap->is_busy ? HZ3_HEAP_ABANDONED : HZ3_HEAP_PARKED;
     if (heap->is_busy) continue;
-    heap->next_parked = parked;
-    parked = heap;
+    push_parked_locked(heap);
   }
   sigset_t mask = mask_at_fork;
   release_locks();

@@ -25,7 +25,6 @@ struct hz3_heap {
   uint8_t home;                         // of the spans that it fetches from
   uint8_t state;                        // enum hz3_heap_state, lock HEAPS
   bool is_busy;                         // in a slow path, or being emptied: what fork finds in a bin is not to be trusted
-  bool is_flushed;                      // parked: holds nothing
   uint16_t empty_count;
   uint32_t slow_calls;
   uint32_t empty;                       // chain of empty level-0 magazines
@@ -36,7 +35,7 @@ struct hz3_heap {
   uint64_t freed_bits[2];               // classes of which the last slow path was a free
   uint64_t refilled_bits[2];            // classes of which a bin ran dry since the last tick
   struct hz3_heap *next_heap;           // registry, never changes
-  struct hz3_heap *next_parked;         // lock HEAPS
+  struct hz3_heap *next_parked, *prev_parked;  // lock HEAPS
   size_t parked_bytes;                  // object bytes when it was parked, lock HEAPS
   uint32_t held_next, held_limit;       // checked lane: the next slot of the quarantine; equal: full, or none yet
   size_t held_charge;                   // checked lane: of the blocks in it, see checked.c

@@ -599,6 +599,46 @@ TEST_F(Hot, TicksDrainParkedHeaps) {
   EXPECT_EQ(ClassStats(c).cached_objects, 0u);
 }
 
+// A heap that was emptied while its thread lived is one like others when that thread ends.
+TEST_F(Hot, WhatAThreadCachesAfterATrimIsDrained) {
+  unsigned c = hz3_size_class_of(700);
+  for (bool by_tick : {true, false}) {
+    std::thread([] {
+      hz3_free(hz3_malloc(16));
+      hz3_trim();
+      hz3_free(hz3_malloc(700));
+    }).join();
+    EXPECT_GT(ClassStats(c).cached_objects, 0u);
+    if (by_tick) DriveTicks(4);
+    else hz3_trim();
+    EXPECT_EQ(ClassStats(c).cached_objects, 0u);
+  }
+}
+
+// Draining is oldest first: the number of heaps that are empty already must not matter.
+TEST_F(Hot, EmptyParkedHeapsAreNotLookedAtAgain) {
+  constexpr int kThreads = 64;
+  std::vector<std::thread> threads;
+  std::atomic<int> waiting{0};
+  for (int i = 0; i < kThreads; i++) {
+    threads.emplace_back([&] {
+      hz3_free(hz3_malloc(700));
+      waiting++;
+      while (waiting < kThreads) std::this_thread::yield();
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  int taken = 0;
+  std::vector<hz3_heap *> heaps;
+  for (hz3_heap *heap; (heap = hz3_heap_take_parked(UINT64_MAX)) != nullptr; taken++) heaps.push_back(heap);
+  EXPECT_GE(taken, kThreads);
+  for (hz3_heap *heap : heaps) {
+    hz3_heap_flush(heap);
+    hz3_heap_put_parked(heap, 0);
+  }
+  EXPECT_EQ(hz3_heap_take_parked(UINT64_MAX), nullptr);
+}
+
 // ---- unusual moments ----
 
 // As a signal handler that interrupts a slow path: the bins are off limits, everything still works.

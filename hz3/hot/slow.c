@@ -311,7 +311,6 @@ void hz3_heap_flush(struct hz3_heap *heap) {
   hz3_large_cache_flush(&heap->large);
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) flush_class(heap, c);
   return_empties(heap, heap->empty_count);
-  heap->is_flushed = true;
 }
 
 static void drain_depot(struct hz3_heap *heap, unsigned c, uint32_t count) {
