@@ -36,7 +36,7 @@ HZ3_EXPORT struct mallinfo2 mallinfo2(void) {
   info.hblkhd = stats.large_bytes;
   info.arena = stats.mapped_bytes - stats.large_bytes;
   info.uordblks = stats.live_bytes - stats.large_bytes;
-  info.fordblks = info.arena - info.uordblks;
+  info.fordblks = info.arena - hz3_min(info.uordblks, info.arena);  // which were read at different times
   info.keepcost = stats.dirty_bytes;
   return info;
 }

@@ -97,8 +97,8 @@ static enum hz3_os_moved move_mapping(char *from, char *to, size_t bytes) {
   // DONTUNMAP (Linux 5.7) keeps the source mapped, so that no other thread's mapping can slip in between.
   if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) == to) return HZ3_OS_MOVED;
   // A failed call may already have unmapped its target; a sync of memory that has no file tells, and does nothing else
-  // (ENOMEM for a hole). Advice would also fail for locked memory.
-  return msync(to, bytes, MS_ASYNC) == 0 ? HZ3_OS_NOT_MOVED : HZ3_OS_TARGET_LOST;
+  // (ENOMEM for a hole). Advice would also fail for locked memory. Not libc's msync, where a thread can be cancelled.
+  return syscall(SYS_msync, to, bytes, MS_ASYNC) == 0 ? HZ3_OS_NOT_MOVED : HZ3_OS_TARGET_LOST;
 }
 
 // Mapping by mapping, for before Linux 6.17 the kernel refuses pages of two at once, having unmapped their target. What it refuses to
@@ -167,20 +167,27 @@ uint64_t hz3_os_thread_ns(void) {
   return (uint64_t)used.tv_sec * 1000000000u + (uint64_t)used.tv_nsec;
 }
 
+enum { CPUS = 1024, MASK_BITS = 8 * sizeof(unsigned long) };
+static uint16_t cpu_ranks[CPUS];
+
 unsigned hz3_os_cpu_count(void) {
   // The affinity mask, not sysconf: sysconf opens files, and may allocate.
-  unsigned long mask[1024 / sizeof(unsigned long)];
+  unsigned long mask[CPUS / MASK_BITS] = {0};
   int saved = errno;
-  long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
+  syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
   errno = saved;
   unsigned count = 0;
-  for (long i = 0; i < bytes / (long)sizeof(unsigned long); i++) count += (unsigned)__builtin_popcountl(mask[i]);
+  for (unsigned cpu = 0; cpu < CPUS; cpu++) {
+    cpu_ranks[cpu] = (uint16_t)count;
+    count += mask[cpu / MASK_BITS] >> cpu % MASK_BITS & 1;
+  }
   return count > 0 ? count : 1;
 }
 
 unsigned hz3_os_cpu(void) {
-  int cpu = sched_getcpu();
-  return cpu < 0 ? 0 : (unsigned)cpu;
+  int saved = errno, cpu = sched_getcpu();
+  errno = saved;
+  return cpu < 0 ? 0 : cpu_ranks[cpu % CPUS];
 }
 
 void hz3_os_futex_wait(uint32_t *word, uint32_t expected) {

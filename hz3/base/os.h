@@ -42,8 +42,10 @@ uint64_t hz3_os_random(void);
 uint64_t hz3_os_now_ms(void);
 // Nanoseconds of processor time of this thread: what others take away in between does not count.
 uint64_t hz3_os_thread_ns(void);
+// CPUs that this thread may run on, at least 1. Not thread-safe.
 unsigned hz3_os_cpu_count(void);
-// The CPU this thread runs on, as a hint; 0 where unknown.
+// How many of the CPUs counted last come before the one that this thread runs on: where they are some of many, as in a container,
+// each has a number of its own. A hint; 0 where unknown.
 unsigned hz3_os_cpu(void);
 
 // futex(2), private. Wait returns when *word != expected, when woken, or spuriously.

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -283,7 +284,22 @@ TEST_F(Os, CountsTheCpusOfItsAffinity) {
   cpu_set_t mask;
   ASSERT_EQ(sched_getaffinity(0, sizeof mask, &mask), 0);
   EXPECT_EQ(hz3_os_cpu_count(), static_cast<unsigned>(CPU_COUNT(&mask)));
-  EXPECT_LT(hz3_os_cpu(), 1u << 20);
+  // Each has a number of its own, whichever they are.
+  std::set<unsigned> numbers;
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+    if (!CPU_ISSET(cpu, &mask)) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+    numbers.insert(hz3_os_cpu());
+  }
+  EXPECT_EQ(numbers.size(), static_cast<size_t>(CPU_COUNT(&mask)));
+  EXPECT_EQ(*numbers.rbegin(), numbers.size() - 1);
+  EXPECT_EQ(hz3_os_cpu_count(), 1u);  // of the last CPU alone
+  EXPECT_EQ(hz3_os_cpu(), 0u);
+  ASSERT_EQ(sched_setaffinity(0, sizeof mask, &mask), 0);
+  EXPECT_EQ(hz3_os_cpu_count(), numbers.size());
 }
 
 TEST_F(Os, FutexWaitsForWakeOrChange) {

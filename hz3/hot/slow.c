@@ -354,7 +354,8 @@ static void tick_own(struct hz3_heap *heap, uint64_t now) {
 }
 
 static void tick(struct hz3_heap *heap) {
-  uint64_t now = hz3_os_now_ms(), last = __atomic_load_n(&last_tick_ms, __ATOMIC_RELAXED);
+  // The clock is read after the time of the last tick, so that their difference is not negative.
+  uint64_t last = __atomic_load_n(&last_tick_ms, __ATOMIC_RELAXED), now = hz3_os_now_ms();
   if (now - heap->last_tick_ms >= HZ3_TICK_MS) tick_own(heap, now);
   // One thread does the common part.
   if (now - last < HZ3_TICK_MS || !__atomic_compare_exchange_n(&last_tick_ms, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
@@ -661,30 +662,37 @@ static void *move(void *pointer, size_t old_bytes, size_t bytes) {
   return fresh;
 }
 
-static void *realloc_large(void *pointer, size_t bytes) {
-  size_t old_bytes;
-  if (bytes <= HZ3_MEDIUM_MAX) {
-    old_bytes = hz3_large_usable_bytes(pointer);
-    if (bytes <= old_bytes / 2) return move(pointer, old_bytes, bytes);
-  }
-  if (hz3_large_resize(pointer, bytes, &old_bytes)) return pointer;
-  if (old_bytes == 0) hz3_fatal(HZ3_FATAL_INVALID_REALLOC, pointer, 0);
-  void *fresh = bytes <= old_bytes ? NULL : hz3_large_grow(pointer, bytes);
-  if (fresh == NULL) fresh = move(pointer, old_bytes, bytes);  // reclaims, and sets errno
-  return fresh == NULL && bytes <= old_bytes ? pointer : fresh;
-}
-
 // What has grown once is likely to grow on (docs/decisions/0026); without that room if there is none. A jump, not the greater of
 // the two: the processor then looks for the new block while the size of the old one is still being looked up.
 static HZ3_NOINLINE void *grow(void *pointer, size_t old_bytes, size_t bytes) {
   size_t roomy = old_bytes + old_bytes / 4;
+  int saved = errno;
   void *fresh = HZ3_UNLIKELY(bytes < roomy) ? move(pointer, old_bytes, roomy) : NULL;
-  return fresh != NULL ? fresh : move(pointer, old_bytes, bytes);
+  if (fresh != NULL) return fresh;
+  errno = saved;
+  return move(pointer, old_bytes, bytes);
 }
 
+// Stays without memory for the smaller block.
 static HZ3_NOINLINE void *shrink(void *pointer, size_t old_bytes, size_t bytes) {
+  int saved = errno;
   void *fresh = move(pointer, old_bytes, bytes);
-  return fresh != NULL ? fresh : pointer;
+  if (fresh != NULL) return fresh;
+  errno = saved;
+  return pointer;
+}
+
+static void *realloc_large(void *pointer, size_t bytes) {
+  size_t old_bytes;
+  if (bytes <= HZ3_MEDIUM_MAX) {
+    old_bytes = hz3_large_usable_bytes(pointer);
+    if (bytes <= old_bytes / 2) return shrink(pointer, old_bytes, bytes);
+  }
+  if (hz3_large_resize(pointer, bytes, &old_bytes)) return pointer;
+  if (old_bytes == 0) hz3_fatal(HZ3_FATAL_INVALID_REALLOC, pointer, 0);
+  if (bytes <= old_bytes) return shrink(pointer, old_bytes, bytes);
+  void *fresh = hz3_large_grow(pointer, bytes);
+  return fresh != NULL ? fresh : move(pointer, old_bytes, bytes);  // reclaims, and sets errno
 }
 
 // In place unless the block grows out of its class or would waste more than half of it.
