@@ -58,7 +58,7 @@ def library_test(name, srcs, deps = [], gtest = True, preload = False, data = []
         testonly = True,
         srcs = srcs,
         copts = USER_COPTS,
-        linkopts = ["-pthread"],
+        linkopts = ["-pthread", "-Wl,--as-needed"],  # a program in C brings no C++ runtime
         linkstatic = True,
         tags = tags,
         deps = deps,
