@@ -116,6 +116,8 @@ def hz3_shared_library(name, deps, version_script, **kwargs):
             "-Wl,-Bsymbolic-functions",
             # Blocks and thread-exit hooks outlive any dlclose.
             "-Wl,-z,nodelete",
+            # Its constructor comes before those of other libraries, which may hook into fork as well.
+            "-Wl,-z,initfirst",
         ],
         linkshared = True,
         linkstatic = True,

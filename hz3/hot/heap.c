@@ -209,6 +209,12 @@ static void initialise(void) {
   hz3_lock_release(&heaps_lock);
 }
 
+// Handlers that run before fork run in the reverse order of their registration. Ours takes every lock, so it has to be the last: whoever
+// runs after it may wait for a thread that waits for memory. Hence first thing (libhz3.so is linked with -z initfirst).
+__attribute__((constructor)) static void hook_fork(void) {
+  if (!__atomic_exchange_n(&is_hooked, true, __ATOMIC_RELAXED)) pthread_atfork(fork_prepare, fork_parent, fork_child);
+}
+
 // NULL without memory for a heap; and where libc had no key left, since nobody would park the heap when the thread exits.
 static struct hz3_heap *start_thread(void) {
   // Acquire: pairs with the release above.
@@ -218,7 +224,7 @@ static struct hz3_heap *start_thread(void) {
   heap->is_letting_go = false;  // left so by a thread that a fork cut off
   set_own_heap(heap);
   pthread_setspecific(exit_key, heap);
-  if (!__atomic_exchange_n(&is_hooked, true, __ATOMIC_RELAXED)) pthread_atfork(fork_prepare, fork_parent, fork_child);
+  hook_fork();  // where something allocates before constructors run
   return heap;
 }
 
