@@ -6,7 +6,6 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "hz3/base/fatal.h"
 #include "hz3/base/os.h"
 #include "hz3/config.h"
 #include "hz3/hot/checked.h"

@@ -16,14 +16,13 @@
 #include "hz3/base/metadata.h"
 #include "hz3/base/os.h"
 #include "hz3/config.h"
+#include "hz3/hot/class_spans.h"
 #include "hz3/hot/heap.h"
 #include "hz3/hot/hot.h"
 #include "hz3/hot/zero_size.h"
 #include "hz3/large/large.h"
-#include "hz3/medium/medium.h"
 #include "hz3/pages/object_map.h"
 #include "hz3/pages/pages.h"
-#include "hz3/small/small.h"
 
 // Cleared at free and compared at reuse; more would cost programs with big blocks more than all the other checks.
 #define CLEARED_BYTES ((size_t)32)
@@ -284,8 +283,7 @@ void hz3_checked_empty_quarantine(struct hz3_heap *heap) {
     unsigned c = slot_class(all->slots[i]);
     all->slots[i] = 0;
     hz3_checked_inspect(&block, 1);
-    if (c <= HZ3_SMALL_CLASS_LAST) hz3_small_release(c, &block, 1);
-    else hz3_medium_release(c, &block, 1);
+    hz3_class_release(c, &block, 1);
   }
   heap->held_charge = 0;
   heap->held_limit = heap->held_next + HELD_MAX;

@@ -11,6 +11,7 @@
 #include "hz3/base/os.h"
 #include "hz3/config.h"
 #include "hz3/hot/checked.h"
+#include "hz3/hot/class_spans.h"
 #include "hz3/hot/heap.h"
 #include "hz3/hot/hot.h"
 #include "hz3/large/large.h"
@@ -72,8 +73,7 @@ static size_t fetch(const struct hz3_heap *heap, unsigned c, void **out, size_t 
 static void release(unsigned c, void **objects, size_t count) {
   if (count == 0) return;
   if (HZ3_CHECKED) hz3_checked_inspect(objects, count);
-  if (c > HZ3_SMALL_CLASS_LAST) hz3_medium_release(c, objects, count);
-  else hz3_small_release(c, objects, count);
+  hz3_class_release(c, objects, count);
 }
 
 // ---- magazines of a heap ----
@@ -237,16 +237,10 @@ static void release_magazine(struct hz3_heap *heap, unsigned c, struct hz3_magaz
   put_empty(heap, magazine);
 }
 
-static size_t objects_out(unsigned c) {
-  return c > HZ3_SMALL_CLASS_LAST ? hz3_medium_live_objects(c) : hz3_small_live_objects(c);
-}
-
-static size_t span_count(unsigned c) { return c > HZ3_SMALL_CLASS_LAST ? hz3_medium_spans(c) : hz3_small_spans(c); }
-
 // A class of which less than half is out of its spans is shrinking. What caches hold then pins spans, at worst one each:
 // a bin may keep a part of its capacity in proportion to what is out, and nothing beside it. 0: not shrinking.
 static size_t shrinking_capacity(unsigned c, size_t capacity) {
-  size_t spans = span_count(c), room = spans * hz3_size_classes[c].objects, out = objects_out(c);
+  size_t spans = hz3_class_spans(c), room = spans * hz3_size_classes[c].objects, out = hz3_class_objects_out(c);
   if (spans <= FEW_SPANS || out * 2 >= room) return 0;
   return hz3_max(capacity * 2 * out / room, 1);
 }
@@ -257,7 +251,7 @@ static size_t shrinking_capacity(unsigned c, size_t capacity) {
 // what its spans hand out in order of addresses (docs/decisions/0004).
 static size_t depot_limit(unsigned c, size_t magazine_objects) {
   size_t most = hz3_min(hz3_heap_count() * HZ3_HEAP_BYTES, HZ3_DEPOT_BYTES) / class_bytes(c);
-  return hz3_max(hz3_min(objects_out(c) / 4, most) / magazine_objects, FEWEST_IN_DEPOT);
+  return hz3_max(hz3_min(hz3_class_objects_out(c) / 4, most) / magazine_objects, FEWEST_IN_DEPOT);
 }
 
 // Gives a magazine with objects to whoever needs it next; if the depot has enough, the objects go to their spans, and one

@@ -6,12 +6,11 @@
 #include "hz3/base/metadata.h"
 #include "hz3/config.h"
 #include "hz3/hot/checked.h"
+#include "hz3/hot/class_spans.h"
 #include "hz3/hot/heap.h"
 #include "hz3/hot/hot.h"
 #include "hz3/large/large.h"
-#include "hz3/medium/medium.h"
 #include "hz3/pages/pages.h"
-#include "hz3/small/small.h"
 
 size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class) {
   const struct hz3_bin *bin = &heap->bins[size_class];
@@ -24,16 +23,14 @@ size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class)
 }
 
 void hz3_get_class_stats(unsigned size_class, struct hz3_class_stats *stats) {
-  bool is_small = size_class <= HZ3_SMALL_CLASS_LAST;
   const struct hz3_size_class *class = &hz3_size_classes[size_class];
-  size_t out = is_small ? hz3_small_live_objects(size_class) : hz3_medium_live_objects(size_class);
-  size_t cached = hz3_depot_objects(size_class);
+  size_t out = hz3_class_objects_out(size_class), cached = hz3_depot_objects(size_class);
   for (struct hz3_heap *heap = hz3_heap_first(); heap != NULL; heap = heap->next_heap) {
     cached += hz3_heap_cached_objects(heap, size_class);
     if (HZ3_CHECKED) cached += hz3_checked_quarantined_objects(heap, size_class);
   }
   stats->object_bytes = class->bytes;
-  stats->spans = is_small ? hz3_small_spans(size_class) : hz3_medium_spans(size_class);
+  stats->spans = hz3_class_spans(size_class);
   stats->span_bytes = stats->spans * class->slices * HZ3_SLICE_BYTES;
   stats->cached_objects = hz3_min(cached, out);
   stats->live_objects = out - stats->cached_objects;

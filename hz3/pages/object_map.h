@@ -34,7 +34,6 @@ HZ3_INLINE uint64_t hz3_object_map_entry(const void *pointer) {
 
 // The class times 32: the offset of its bin, and of its row in a table of rows of 32 bytes.
 HZ3_INLINE size_t hz3_object_class_offset(uint64_t entry) { return entry & (127 << HZ3_OBJECT_CLASS_SHIFT); }
-HZ3_INLINE unsigned hz3_object_class(uint64_t entry) { return (unsigned)(hz3_object_class_offset(entry) >> HZ3_OBJECT_CLASS_SHIFT); }
 HZ3_INLINE bool hz3_object_is_clean(uint64_t entry) { return entry >> HZ3_OBJECT_CLEAN_SHIFT & 1; }
 HZ3_INLINE uint32_t *hz3_object_words(uint64_t entry) {
   return (uint32_t *)(uintptr_t)(entry >> HZ3_OBJECT_WORDS_SHIFT);

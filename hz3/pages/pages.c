@@ -49,10 +49,6 @@ static unsigned longest_run(uint64_t mask) {
   return length;
 }
 
-static uint64_t slice_mask(unsigned first, unsigned count) {
-  return (count == HZ3_CHUNK_SLICES ? ~(uint64_t)0 : ((uint64_t)1 << count) - 1) << first;
-}
-
 static void unlink_by_run_locked(struct hz3_chunk *chunk) {
   unsigned run = chunk->longest_run;
   if (run == 0) return;
@@ -114,7 +110,7 @@ static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, boo
   int wanted = hz3_pages.dirty_slices < count ? ANY : DIRTY_AT_HOME, last = only_there ? DIRTY_AT_HOME : ANY;
   for (; wanted >= last && chunk == NULL; wanted--) chunk = find_chunk_locked(count, align, (enum wanted)wanted, home, &first);
   if (chunk == NULL) return NULL;
-  uint64_t mask = slice_mask((unsigned)first, count);
+  uint64_t mask = hz3_slice_mask((unsigned)first, count);
   uint64_t dirty = chunk->dirty & mask;
   uint64_t closed = chunk->closed & mask;
   chunk->free &= ~mask;
@@ -142,7 +138,7 @@ static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, boo
 // The slices of a span are free again; which of them are dirty, or closed, is for the caller to say before.
 static void put_span_back_locked(struct hz3_span *span) {
   struct hz3_chunk *chunk = chunk_of(span);
-  uint64_t mask = slice_mask(span->first_slice, span->slices);
+  uint64_t mask = hz3_slice_mask(span->first_slice, span->slices);
   HZ3_CHECK((chunk->free & mask) == 0);
   hz3_tag_map_set_locked(span->base, span->slices, 0);  // a stale pointer is foreign from here on
   chunk->free |= mask;
@@ -165,7 +161,7 @@ static struct hz3_span *take_span(unsigned size_class, unsigned home, bool only_
 static bool open_span(struct hz3_span *span) {
   if (hz3_os_make_writable(span->base, (size_t)span->slices * HZ3_SLICE_BYTES)) return true;
   hz3_lock_acquire(&hz3_pages.lock);
-  chunk_of(span)->closed |= slice_mask(span->first_slice, span->slices);  // asks for access once more than needed
+  chunk_of(span)->closed |= hz3_slice_mask(span->first_slice, span->slices);  // asks for access once more than needed
   put_span_back_locked(span);
   hz3_lock_release(&hz3_pages.lock);
   return false;
@@ -213,7 +209,7 @@ static bool map_first(void) {
 // The slices with huge pages of a chunk with so many before it in its mapping, which has huge pages for so many bytes.
 static uint64_t huge_slices(size_t bytes, size_t chunks_before) {
   size_t before = chunks_before * HZ3_CHUNK_BYTES;
-  return bytes <= before ? 0 : slice_mask(0, (unsigned)(hz3_min(bytes - before, HZ3_CHUNK_BYTES) / HZ3_SLICE_BYTES));
+  return bytes <= before ? 0 : hz3_slice_mask(0, (unsigned)(hz3_min(bytes - before, HZ3_CHUNK_BYTES) / HZ3_SLICE_BYTES));
 }
 
 // Maps more chunks: an eighth of what is there, so that big heaps make few system calls and little is over-reserved.
@@ -287,7 +283,7 @@ void hz3_pages_free_span(struct hz3_span *span) {
   span->size_class = 0;
   if (HZ3_CHECKED) hz3_object_words_free(size_class, hz3_object_map_clear(span->base, size_class));
   hz3_lock_acquire(&hz3_pages.lock);
-  chunk_of(span)->dirty |= slice_mask(span->first_slice, span->slices);
+  chunk_of(span)->dirty |= hz3_slice_mask(span->first_slice, span->slices);
   put_span_back_locked(span);
   size_t limit = hz3_retention_limit(&hz3_pages.retention, hz3_pages_used_bytes_locked());
   size_t dirty = hz3_pages.dirty_slices * HZ3_SLICE_BYTES;

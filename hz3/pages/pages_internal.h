@@ -62,6 +62,11 @@ HZ3_INLINE size_t hz3_pages_used_bytes_locked(void) {
   return hz3_pages.chunks * HZ3_CHUNK_BYTES - hz3_pages.free_slices * HZ3_SLICE_BYTES;
 }
 
+// The bits of `count` slices from `first` on.
+HZ3_INLINE uint64_t hz3_slice_mask(unsigned first, unsigned count) {
+  return (count == HZ3_CHUNK_SLICES ? ~(uint64_t)0 : ((uint64_t)1 << count) - 1) << first;
+}
+
 // page_map.c
 void hz3_page_map_set_span(struct hz3_span *span);  // whose slices must be reserved
 void hz3_page_map_clear_span(struct hz3_span *span);

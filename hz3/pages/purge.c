@@ -2,7 +2,6 @@
 // What it is: giving free slices back to the kernel, and deciding how much to keep.
 // Called by: pages.c, hot (trim).
 // Locks: hz3_pages.lock, never held across madvise or munmap: slices being purged are neither free nor used.
-#include "hz3/base/fatal.h"
 #include "hz3/base/os.h"
 #include "hz3/config.h"
 #include "hz3/pages/pages_internal.h"
@@ -82,8 +81,7 @@ static uint64_t purge_runs(struct hz3_chunk *chunk, uint64_t mask) {
     unsigned first = (unsigned)__builtin_ctzll(mask);
     uint64_t rest = ~(mask >> first);
     unsigned count = rest == 0 ? HZ3_CHUNK_SLICES - first : (unsigned)__builtin_ctzll(rest);
-    if (count > HZ3_CHUNK_SLICES - first) count = HZ3_CHUNK_SLICES - first;
-    uint64_t run = (count == HZ3_CHUNK_SLICES ? ~(uint64_t)0 : ((uint64_t)1 << count) - 1) << first;
+    uint64_t run = hz3_slice_mask(first, count);
     if (hz3_os_purge(chunk->base + first * HZ3_SLICE_BYTES, count * HZ3_SLICE_BYTES)) purged |= run;
     mask &= ~run;
   }

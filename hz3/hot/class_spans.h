@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: the spans of a size class, whichever box has them: small or medium.
+// Called by: slow.c, stats.c, checked.c of this box only.
+// Owns: nothing.
+#ifndef HZ3_HOT_CLASS_SPANS_H_
+#define HZ3_HOT_CLASS_SPANS_H_
+
+#include "hz3/base/size_class.h"
+#include "hz3/medium/medium.h"
+#include "hz3/small/small.h"
+
+HZ3_BEGIN_DECLS
+
+HZ3_INLINE void hz3_class_release(unsigned size_class, void **objects, size_t count) {
+  if (size_class > HZ3_SMALL_CLASS_LAST) hz3_medium_release(size_class, objects, count);
+  else hz3_small_release(size_class, objects, count);
+}
+
+// Objects handed out and not come back, those in caches among them.
+HZ3_INLINE size_t hz3_class_objects_out(unsigned size_class) {
+  return size_class > HZ3_SMALL_CLASS_LAST ? hz3_medium_live_objects(size_class) : hz3_small_live_objects(size_class);
+}
+
+HZ3_INLINE size_t hz3_class_spans(unsigned size_class) {
+  return size_class > HZ3_SMALL_CLASS_LAST ? hz3_medium_spans(size_class) : hz3_small_spans(size_class);
+}
+
+HZ3_END_DECLS
+
+#endif  // HZ3_HOT_CLASS_SPANS_H_
