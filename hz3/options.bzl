@@ -39,7 +39,7 @@ def _setting_impl(ctx):
         # `fail` alone would name the place in this file and not what the user typed.
         fail("%s: there is no '%s'; it is one of: %s" %
              (ctx.label, value, ", ".join([word for word in known if word])))
-    if not known and value and not value.replace("_", "").isalnum():
+    if not known and value not in ["", "on", "off"] and not value.isdigit():
         fail("%s: '%s' is not a number, on or off" % (ctx.label, value))
     return [SettingInfo(value = value)]
 

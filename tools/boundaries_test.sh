@@ -41,7 +41,7 @@ echo "ok, accepted: the untouched tree"
 
 rejected "'wrong'" //hz3:libhz3.so --config=wrong
 rejected "there is no 'wrong'; it is one of: fast, scale" //hz3:libhz3.so --//hz3:lane=wrong
-rejected "large_cache: 'a b'" //hz3:libhz3.so "--//hz3:large_cache=a b"
+rejected "large_cache: 'of'" //hz3:libhz3.so --//hz3:large_cache=of
 
 sed -i 's|deps = \[|deps = ["//hz3/large", |' hz3/small/BUILD.bazel
 rejected "target '//hz3/large:large' is not visible" //hz3/small

@@ -109,7 +109,7 @@ def hot_header_errors(name, text):
 
 
 def dag_errors(targets):
-    """Boxes are called from above only, and each by the one caller that its design names."""
+    """Boxes are called from above only, and each by the callers that its design names."""
     errors = []
     for target in targets.values():
         for dep in target.deps:
@@ -152,11 +152,12 @@ def dead_file_errors(names, read, targets):
 def text_errors(name, text):
     """All rules that look at one file alone."""
     errors = slicing_errors(name, text) + hot_header_errors(name, text)
-    if name.endswith(COMMENTED):
+    shebang = re.match(r"#!.*\b(bash|python3)\n", text) if not pathlib.PurePosixPath(name).suffix else None
+    if name.endswith(COMMENTED) or shebang:
         errors += banner_errors(name, text)
     if name.endswith(C_LIKE):
         errors += c_function_errors(name, text)
-    if name.endswith(".py"):
+    if name.endswith(".py") or (shebang and shebang[1] == "python3"):
         errors += python_function_errors(name, text)
     return errors
 
@@ -204,6 +205,7 @@ class RuleTest(unittest.TestCase):
 
     def test_banner(self):
         self.assertFinds(text_errors("a.c", "int a;\n"), "SPDX")
+        self.assertFinds(text_errors("a", "#!/usr/bin/env bash\n:\n"), "SPDX")
         self.assertFinds(text_errors("a.c", self.SPDX + "int a;\n"), "no banner")
         self.assertFinds(text_errors("a.c", self.SPDX + "// x\n" * 15), "banner of 16 lines")
         self.assertEqual(text_errors("a.c", self.SPDX + "// x\n" * 14 + "int a;\n"), [])
@@ -214,6 +216,7 @@ class RuleTest(unittest.TestCase):
         self.assertEqual(text_errors("a.c", body % ("  g();\n" * 67)), [])
         python = self.SPDX.replace("//", "#") + "def f():\n" + "    g()\n" * 70
         self.assertFinds(text_errors("a.py", python), "function of 71 lines")
+        self.assertFinds(text_errors("a", "#!/usr/bin/env python3\n" + python), "function of 71 lines")
 
     def test_slices(self):
         self.assertFinds(text_errors("a.inc", ""), "to be included")

@@ -192,8 +192,8 @@ TEST(Fork, WhileOthersFlushAllStreams) {
   GTEST_SKIP() << "musl takes the lock of its list of streams after all handlers, and lets nobody take it before";
 #endif
   EXPECT_EQ(run_child(60, [] {
-    char path[] = "/tmp/hz3-fork-test-XXXXXX";
-    int file = mkstemp(path);
+    std::string path = testing::TempDir() + "/hz3-fork-test-XXXXXX";
+    int file = mkstemp(path.data());
     REQUIRE(file >= 0);
     std::string text(50000, 'x');  // one line: its buffer grows through many classes
     REQUIRE(write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size()));
@@ -202,7 +202,7 @@ TEST(Fork, WhileOthersFlushAllStreams) {
     std::vector<std::thread> threads;
     for (int i = 0; i < 8; i++) {
       threads.emplace_back([&] {
-        FILE* stream = fopen(path, "r");
+        FILE* stream = fopen(path.c_str(), "r");
         REQUIRE(stream != nullptr);
         while (!stop) {
           char* line = nullptr;
@@ -230,7 +230,7 @@ TEST(Fork, WhileOthersFlushAllStreams) {
     usleep(static_cast<useconds_t>(seconds(2) * 1e6));
     stop = true;
     for (std::thread& thread : threads) thread.join();
-    unlink(path);
+    unlink(path.c_str());
   }), "exit 0");
 }
 
