@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The rule that keeps boxes apart: a file includes its own target's files and the public
 # headers of the direct deps, nothing that merely happens to be in reach of the compiler.
-# Called by: include_test.py, tidy_test.py.
+# Called by: include_test.py.
 """Compares #include lines with the BUILD files."""
 
 import re

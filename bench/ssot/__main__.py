@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry point of `python -m bench.ssot`.
-
-SPDX-License-Identifier: Apache-2.0
-"""
+"""Entry point of `python -m bench.ssot`."""
 
 import sys
 

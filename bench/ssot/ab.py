@@ -3,8 +3,6 @@
 
 Called by: cli. Owns: the copies of both libraries in the session folder's libs/.
 Invariant: the subject is the new thing (the setting, or the present checkout), the peer the old.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

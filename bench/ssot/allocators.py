@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the allocator libraries to measure and says what each one is.
 
-Called by: cli, ab, attribute. Owns: the table of peers.
+Called by: most modules. Owns: the table of peers.
 Invariant: an Allocator's environment is the only thing its child gets beyond BASE_ENV.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ class Allocator:
         return asdict(self)
 
 
-# name -> (Bazel label, output path, manual target that only --peers NAME or all builds)
+# name -> (Bazel label, manual target that only --peers NAME or all builds)
 PEERS = {
     "tcmalloc": ("//third_party/gperftools:libtcmalloc_minimal.so", False),
     "mimalloc2": ("//third_party/mimalloc:libmimalloc_v2.so", True),

@@ -4,8 +4,6 @@
 Called by: cli, explain; also //bench:attribute. Owns: nothing.
 Needs: valgrind (callgrind counts exactly, but counts only instructions); perf where the
 machine has hardware counters, for cycles, branch and cache misses.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

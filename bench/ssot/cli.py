@@ -2,8 +2,6 @@
 """Command line of the benchmark tool.
 
 Called by: __main__. Owns: the options and the course of one measurement.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations
@@ -83,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--threads", default="", metavar="1,8", help="only cases with these threads")
     p.add_argument("--rounds", type=int, default=0, metavar="N", help="exactly N timed rounds")
     p.add_argument("--peers", metavar="NAMES", help=f"system, {', '.join(allocators.PEERS)}, all or "
-                   f"none (default {allocators.DEFAULT_PEERS}; with --ab none)")
+                   f"none (default {allocators.DEFAULT_PEERS}; with --ab none); "
+                   "all needs tools/setup --peers once")
     p.add_argument("--lib", action="append", default=[], metavar="NAME=PATH",
                    help="measure this library instead of hz3 (may be repeated)")
     p.add_argument("--lanes", default="", metavar="fast,scale",

@@ -4,8 +4,6 @@
 Called by: cli. Owns: nothing.
 Invariant: runs of two invocations are not pairs, so they are compared as independent samples,
 and what libraries with the same sha256 moved by is shown as the drift of the machine.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

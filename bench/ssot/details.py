@@ -3,8 +3,6 @@
 
 Called by: cli, explain. Owns: details.jsonl of the session folder.
 Needs: strace for the syscall counts; without it that part is left out and said so.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations
@@ -117,9 +115,11 @@ def run(session: Session, pattern: str, say: Callable[[str], None]) -> list[dict
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     have = {(d["kind"], d["case"], d["allocator"]) for d in done}
     size = session.plan.size
+    timed = {case.name for case in session.plan.cases}
     jobs = [
         (kind, case, allocator)
         for kind, case in wanted(size, pattern)
+        if case.memory or case.name in timed
         for allocator in session.plan.allocators
         if allocator.role not in (CONTROL, FLOOR) and (kind, case.name, allocator.name) not in have
     ]

@@ -2,8 +2,6 @@
 """The one exception that ends the tool with a single line for the user.
 
 Called by: every module. Owns: nothing.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 

@@ -2,8 +2,6 @@
 """`ssot explain CELL`: why two allocators differ in one case, side by side.
 
 Called by: cli. Owns: nothing. Needs: valgrind; strace for the system calls.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 """GO/NO-GO conditions from the command line: --gate 'guard>=-1%,main>=+3%'.
 
 Called by: cli. Owns: nothing.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

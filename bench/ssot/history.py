@@ -2,8 +2,6 @@
 """`ssot history DIR`: the trend over every result folder below DIR, as history.html.
 
 Called by: cli. Owns: history.html.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

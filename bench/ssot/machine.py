@@ -2,8 +2,6 @@
 """What machine this is, and whether it is quiet enough to measure on.
 
 Called by: cli, runner. Owns: nothing. Needs: Linux /proc.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

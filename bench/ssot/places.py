@@ -2,8 +2,6 @@
 """Where built things lie: in the runfiles of `bazel run`, or below bazel-bin of a checkout.
 
 Called by: cli, allocators, runner, ab. Owns: nothing.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

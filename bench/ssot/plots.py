@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pictures of a report, as inline SVG whose colours follow the page's theme.
 
-Called by: report. Owns: the colour names that the page's style sheet defines.
+Called by: history, report, sweep. Owns: the colour names that the page's style sheet defines.
 Each function takes the content of results.json and returns SVG text, or '' when there is
 nothing to draw. Colours are drawn as stand-ins and then replaced by CSS variables, because
 matplotlib can only write fixed ones.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 Called by: cli, runner. Owns: the inputs it generates, in one temporary folder per invocation.
 Invariant: a program that is not installed is never measured as something else; it is skipped
 with the name of its package.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

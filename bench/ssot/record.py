@@ -2,8 +2,6 @@
 """`ssot record`: writes a decision record with the table that a result folder holds.
 
 Called by: cli. Owns: docs/decisions/NNNN-title.md.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

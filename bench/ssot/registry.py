@@ -2,8 +2,6 @@
 """Every benchmark case: program, arguments per size, unit, and what it stresses.
 
 Called by: cli, runner, report. Owns: the list CASES; a new case is one more entry here.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """report.html and report.md of a result folder.
 
-Called by: cli, compare, history. Owns: templates/.
+Called by: cli, history, record, sweep. Owns: templates/.
 Invariant: the page is one file; it loads nothing, neither from the network nor from disk.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns the samples of a session into cells, comparisons and the files of the result folder.
 
-Called by: cli, ab, report. Owns: the schema of results.json (SCHEMA) and results.tsv.
-
-SPDX-License-Identifier: Apache-2.0
+Called by: cli, compare, history, record. Owns: the schema of results.json (SCHEMA) and results.tsv.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one child under one allocator, and whole sessions of interleaved rounds of them.
 
-Called by: cli, ab, extras, attribute. Owns: the session folder (plan.json, samples.jsonl, logs/).
+Called by: cli and its commands, details, results, terminal.
+Owns: the session folder (plan.json, samples.jsonl, logs/).
 Invariant: a Sample is ok only when the library was seen in the child's own /proc/PID/maps, the
 child's self-checks held, and its result line carries the case's metric.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of paired benchmark samples: ratios, intervals, verdicts, means.
 
-Called by: results, compare, report. Owns: nothing, pure functions.
+Called by: cli, compare, history, results. Owns: nothing, pure functions.
 Every ratio is subject / peer of a rate, so above 1 the subject is faster.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 Called by: cli. Owns: sweep.tsv, sweep.html.
 A cliff is a step between neighbouring sizes, 1 % apart, by more than --limit. The least time of all
 runs counts, so that another program's turn on the processor is no step; a busy machine still may be.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the user sees in the terminal: progress, the verdict table, the list of cases.
 
-Called by: cli, ab. Owns: nothing.
-
-SPDX-License-Identifier: Apache-2.0
+Called by: cli and its commands. Owns: nothing.
 """
 
 from __future__ import annotations

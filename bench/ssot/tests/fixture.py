@@ -2,8 +2,6 @@
 """Sessions with invented samples, so that reports and tables are tested without measuring.
 
 Called by: the tests of this folder. Owns: nothing.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 """A planted, calibrated 2 % delay must be found; no delay must read TIE. Wants a quiet machine.
 
 Needs: what runner_test.py needs, and a minute without other work.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 import tempfile

@@ -2,8 +2,6 @@
 """The report in a real browser: no console message, every plot drawn, both themes, phone width.
 
 Needs: Debian's chromium for the browser part; it is skipped with that name when missing.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 import json

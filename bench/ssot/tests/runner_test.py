@@ -2,8 +2,6 @@
 """The runner believes nothing that it did not see: loading, exits, self-checks, environment.
 
 Needs: //bench:launch, the workloads and libplanted.so, as run_test.sh provides them.
-
-SPDX-License-Identifier: Apache-2.0
 """
 
 import io

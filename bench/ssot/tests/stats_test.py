@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statistics find what is planted and nothing else; every seed is fixed.
-
-SPDX-License-Identifier: Apache-2.0
-"""
+"""The statistics find what is planted and nothing else; every seed is fixed."""
 
 import unittest
 

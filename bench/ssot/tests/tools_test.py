@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers, gates, registry, comparison, history and records, on given text and invented results.
-
-SPDX-License-Identifier: Apache-2.0
-"""
+"""Parsers, gates, registry, comparison, history and records, on given text and invented results."""
 
 import argparse
 import tempfile
@@ -96,6 +93,15 @@ class Parsers(unittest.TestCase):
         self.assertEqual(attribute.parse_perf(perf), {"instructions:u": 5000.0})
         trace = details.parse_trace("[RSS_TRACE] 0.000:12 0.050:900\n", "RSS_TRACE")
         self.assertEqual(trace, [[0.0, 12.0], [0.05, 900.0]])
+
+    def test_details_are_of_the_planned_cases(self):
+        with tempfile.TemporaryDirectory() as folder:
+            session = fixture.session(Path(folder), rounds=1)
+            session.plan.cases = [c for c in session.plan.cases if c.threads == 1]
+            with mock.patch.dict(details.MEASURES, dict.fromkeys(details.MEASURES, lambda *_: {})):
+                found = details.run(session, "", lambda line: None)
+        cases = [registry.by_name(d["case"]) for d in found if d["kind"] != details.MEMORY]
+        self.assertEqual({c.threads for c in cases}, {1})
 
     def test_ab(self):
         self.assertEqual(ab.parse("large_cache=off,lto=on"),
