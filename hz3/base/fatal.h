@@ -2,7 +2,8 @@
 // What it is: every way in which the allocator ends the process, one named function or text each.
 // Called by: every box.
 // Needs: write(2), abort(3).
-// Invariant: one line on stderr, "hz3: fatal: WHAT: pointer 0x…", built without allocating, then abort().
+// Invariant: one line on stderr, "hz3: fatal: WHAT: pointer 0x…" or "hz3: fatal: internal check failed: EXPRESSION at FILE:LINE",
+//   built without allocating, then abort().
 #ifndef HZ3_BASE_FATAL_H_
 #define HZ3_BASE_FATAL_H_
 

@@ -2,7 +2,7 @@
 // What it is: the checked lane's layer between the API edge and the bins: every block carries a canary behind what was
 //   asked for, every freed block is cleared, held back and looked at again before it is reused.
 // Called by: the API edge instead of hot.h where HZ3_CHECKED is 1; hot itself at refill, flush and thread exit.
-// Owns: the words in hz3_span.object_states, the notes of large blocks, the quarantines.
+// Owns: what the object words (pages/object_map.h) and the notes of large blocks say, the quarantines.
 // Invariant: nothing about a block is kept in memory that the program may write, except the canary itself.
 #ifndef HZ3_HOT_CHECKED_H_
 #define HZ3_HOT_CHECKED_H_

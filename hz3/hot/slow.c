@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is: everything behind the fast paths, and the only place with policy: when to refill, flush, share, tick, trim.
+// What it is: everything behind the fast paths: when a thread's caches refill, flush, share and shrink, ticks, trim.
 // Called by: bin.h on a miss, the API edge through hot.h.
 // Owns: nothing; works on the entering thread's heap.
 // Locks: none of its own; boxes take theirs.
@@ -378,7 +378,8 @@ static struct hz3_heap *enter(void) {
 }
 
 static void leave(struct hz3_heap *heap) {
-  // Taken before the heap is left: the shared one is another thread's from then on. Atomic for the handlers of this thread.
+  // Taken before the heap is left: the shared one is another thread's from then on. Atomic for the handlers of this thread:
+  // acquire pairs with what they store in free_class before, the links of the blocks.
   void *deferred = HZ3_LIKELY(heap->deferred == NULL) ? NULL : __atomic_exchange_n(&heap->deferred, NULL, __ATOMIC_ACQUIRE);
   hz3_heap_leave(heap);
   if (HZ3_UNLIKELY(deferred != NULL)) free_deferred(deferred);

@@ -21,6 +21,7 @@ static struct {
   struct records *records;
 } area = {.lock = HZ3_LOCK_INIT(HZ3_RANK_QUARANTINE)};
 
+// Under the lock: once per process.
 static bool map_area_locked(void) {
   char *base = (char *)hz3_os_map(NULL, (size_t)STEP * BLOCKS);
   struct records *records = base == NULL ? NULL : (struct records *)hz3_os_map(NULL, sizeof *records);
@@ -30,6 +31,7 @@ static bool map_area_locked(void) {
     return false;
   }
   area.records = records;
+  // Release: pairs with the load in hz3_zero_size_word.
   __atomic_store_n(&area.base, base, __ATOMIC_RELEASE);
   return true;
 }
@@ -52,6 +54,7 @@ void *hz3_zero_size_alloc(uint32_t word) {
 }
 
 uint32_t *hz3_zero_size_word(const void *pointer) {
+  // Acquire: pairs with the release in map_area_locked, so that the records are there.
   const char *base = __atomic_load_n(&area.base, __ATOMIC_ACQUIRE);
   uintptr_t offset = (uintptr_t)pointer - (uintptr_t)base;
   return base == NULL || offset >= (uintptr_t)STEP * BLOCKS ? NULL : &area.records->words[offset / STEP];

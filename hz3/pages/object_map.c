@@ -26,6 +26,7 @@ void hz3_object_words_free(unsigned size_class, uint32_t *words) {
 bool hz3_object_map_reserve(const void *start, size_t bytes) {
   for (uintptr_t at = hz3_round_down((uintptr_t)start, LEAF_SPAN); at < (uintptr_t)start + bytes; at += LEAF_SPAN) {
     uint64_t **slot = &hz3_object_map_root[at / LEAF_SPAN];
+    // Acquire, and release below, which also pairs with the load in hz3_object_map_entry: a leaf is seen as zeroes.
     if (__atomic_load_n(slot, __ATOMIC_ACQUIRE) != NULL) continue;
     uint64_t *leaf = (uint64_t *)hz3_os_map(NULL, LEAF_BYTES), *expected = NULL;
     if (leaf == NULL) return false;

@@ -3,7 +3,7 @@
 // Called by: small, medium (spans), large (page map, retention, huge pages), hot (lookups, trim, fork).
 // Owns: chunks, the tag table, the page map.
 // Locks: one, rank PAGES. No lock is held while memory is mapped or purged.
-// Invariant: per chunk, free and used slices partition 64 bits; dirty marks slices whose memory may be non-zero.
+// Invariant: per chunk, free, used and being purged partition 64 slices; dirty marks slices whose memory may be non-zero.
 #ifndef HZ3_PAGES_PAGES_H_
 #define HZ3_PAGES_PAGES_H_
 
@@ -14,7 +14,8 @@ HZ3_BEGIN_DECLS
 enum { HZ3_SPAN_NO_LIST = 255, HZ3_SPAN_HOMES = 8 };
 
 // A run of slices that holds objects of one class. The descriptor lives in the chunk's metadata, never beside objects.
-// All fields after `base` belong to the box that allocated the span, under that box's lock.
+// While it is allocated, the fields belong to the box that allocated it, under that box's lock, except those that pages alone
+// writes: `base`, `size_class`, `first_slice`, `slices`, `is_clean` and `is_closed`.
 struct hz3_span {
   struct hz3_span *next, *prev;  // list of spans with room
   char *base;
@@ -56,7 +57,7 @@ struct hz3_retention {
   uint64_t last_purge_ms, last_regret_ms;
 };
 #define HZ3_RETENTION_INIT {HZ3_RETAIN_MIN_BYTES, SIZE_MAX, 0, SIZE_MAX, 0, 0}
-// The bound now, for a source of which `used_bytes` are in use.
+// All under the lock of the source. The bound now, for a source of which `used_bytes` are in use.
 size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes);
 void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes, size_t used_bytes);
 // Memory that was purged is handed out again. Whether any of it was purged too early.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the chunk, shared by the files of this box only.
 // Called by: pages.c, page_map.c, huge_pages.c, purge.c.
-// Invariant: purging slices are in neither free nor any span; free_count(chunk) = popcount(free).
+// Invariant: purging slices are in neither free nor any span.
 #ifndef HZ3_PAGES_PAGES_INTERNAL_H_
 #define HZ3_PAGES_PAGES_INTERNAL_H_
 

@@ -45,6 +45,7 @@ static void copy_tags(struct hz3_tag_map *to, const struct hz3_tag_map *from) {
 
 void hz3_tag_map_cover(const char *start, size_t bytes) {
   uintptr_t first = (uintptr_t)start, end = first + bytes, base = 0;
+  // Acquire: pairs with the release below: the old table's window is read here, and its tags are copied.
   const struct hz3_tag_map *old = __atomic_load_n(&hz3_tag_map, __ATOMIC_ACQUIRE);
   if (covers(old, first, end)) return;
   uintptr_t window = place_window(old, first, end, &base);
@@ -56,7 +57,7 @@ void hz3_tag_map_cover(const char *start, size_t bytes) {
   bool is_current = hz3_tag_map == old;
   if (is_current) {
     copy_tags(map, old);
-    // Release: pairs with the dependent loads in hz3_tag_of.
+    // Release: pairs with the load above and the dependent loads in hz3_tag_of.
     __atomic_store_n(&hz3_tag_map, map, __ATOMIC_RELEASE);
   }
   hz3_lock_release(&hz3_pages.lock);

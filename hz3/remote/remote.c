@@ -212,6 +212,7 @@ uint32_t hz3_depot_take_low_water(unsigned size_class) {
 
 static size_t objects_on(const struct hz3_stack *stack) {
   size_t objects = 0;
+  // Acquire: pairs with the release in hz3_stack_push, so that the magazines and their slabs are there.
   uint64_t word = __atomic_load_n(&stack->word, __ATOMIC_ACQUIRE);
   uint32_t index = hz3_stack_index(word);
   for (uint32_t left = hz3_stack_count(word); left > 0 && index != 0; left--) {

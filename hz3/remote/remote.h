@@ -4,7 +4,7 @@
 // Called by: hot.
 // Owns: all magazines (type-stable, never unmapped), the depot, the pools of empty magazines.
 // Locks: one for carving new magazines, rank MAGAZINES; the depot and the pools take none.
-// Invariant: a magazine is at any time in exactly one place: a bin, a heap's spare, a depot stack or a pool.
+// Invariant: a magazine is at any time in exactly one place: a bin, a heap's spare or chain of empty ones, a depot stack or a pool.
 #ifndef HZ3_REMOTE_REMOTE_H_
 #define HZ3_REMOTE_REMOTE_H_
 
@@ -41,7 +41,7 @@ void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, ui
 
 // Lock-free. Push gives up ownership of the magazine and its objects; false (nothing changed) if the class already has
 // `limit` magazines in the depot (per shard, its share of them), unless it may cool there: twice HZ3_COOL_BYTES, see below; or
-// unless this CPU has less than HZ3_MAGAZINE_BYTES of it, and the objects are small.
+// unless this CPU has less than HZ3_MAGAZINE_BYTES of it, and the objects are of up to 256 bytes.
 bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, bool may_cool);
 // For a refill: the newest magazine that this CPU pushed, for its objects are in this CPU's cache. Otherwise the oldest of
 // another one, once HZ3_COOL_BYTES have been pushed after it: memory that another CPU has just used costs more than memory

@@ -14,7 +14,8 @@ HZ3_BEGIN_DECLS
 // Writes up to `count` objects of the class to out and returns how many; 0 only when the kernel gives no more memory. Callers
 // with different homes (any number) get objects of different spans while there is memory.
 size_t hz3_small_fetch(unsigned home, unsigned size_class, void **out, size_t count);
-// Takes objects back. A block that is already free, or no block, ends the process. Spans that become free go back.
+// Takes objects back. A block that is already free, or no block, ends the process. Spans that become free go back. Thread-safe;
+// what `objects` holds afterwards is not said.
 void hz3_small_release(unsigned size_class, void **objects, size_t count);
 
 // Objects handed out and not come back, and spans held. Racy reads are fine: for statistics.
