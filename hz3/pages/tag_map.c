@@ -7,8 +7,8 @@
 #include "hz3/base/os.h"
 #include "hz3/pages/pages_internal.h"
 
-// 512 KiB of table, of which only touched pages cost memory: one window serves all but huge heaps.
-#define FIRST_WINDOW_BYTES ((uintptr_t)1 << 34)
+// 256 KiB of table, of which only touched pages cost memory: one window serves all but huge heaps.
+#define FIRST_WINDOW_BYTES ((uintptr_t)1 << 33)
 // 1 GiB of table. Chunks further apart than this are found through the page map.
 #define LAST_WINDOW_BYTES ((uintptr_t)1 << 45)
 

@@ -9,7 +9,8 @@
 #include "hz3/config.h"
 #include "hz3/remote/stack.h"
 
-enum { SLAB_UNITS = 128, UNIT_BYTES = 512, MAX_SLABS = 1 << (HZ3_STACK_INDEX_BITS - 7) };
+enum { SLAB_UNITS = 128, UNIT_BYTES = 512, MAX_SLABS = 1 << 16 };  // 4 GiB of magazines, for 500 million objects
+HZ3_STATIC_ASSERT(SLAB_UNITS * MAX_SLABS <= 1 << HZ3_STACK_INDEX_BITS, "every magazine has an index");
 enum { ALWAYS_KEPT_MOST_BYTES = 256 };  // of bigger objects it would be too much after a burst (docs/decisions/0029)
 enum { MAX_CPUS = 512, MAX_SHARDS = (MAX_CPUS + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD };
 
