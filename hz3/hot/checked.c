@@ -609,8 +609,6 @@ static void *shrink_large(char *pointer, size_t old_bytes, size_t bytes) {
   int saved = errno;
   void *fresh = old_bytes <= LARGE_HELD_BYTES ? move(pointer, old_bytes, bytes) : NULL;
   errno = saved;
-  char *lost = page_behind(pointer, bytes), *guard = page_behind(pointer, old_bytes);
-  if (fresh == NULL) hz3_os_purge(lost, (size_t)(guard - lost));
   return fresh;
 }
 
@@ -633,7 +631,8 @@ static void *realloc_large(char *pointer, enum found found, size_t bytes) {
   if (bytes > old_bytes) memset(pointer + old_bytes, 0, (size_t)(guard - pointer) - old_bytes);
   size_t with_guard = hz3_round_up(bytes, page) + page;
   size_t before;
-  char *start = hz3_large_resize(pointer, with_guard, &before) ? pointer : (char *)hz3_large_grow(pointer, with_guard);
+  char *start = hz3_large_resize(pointer, with_guard, &before) ? pointer : NULL;
+  if (start == NULL && with_guard > before) start = (char *)hz3_large_grow(pointer, with_guard);
   if (start == NULL) {
     note_large(note, pointer, note->word, old_bytes);
     return move(pointer, old_bytes, bytes);

@@ -639,6 +639,22 @@ TEST_F(Hot, EmptyParkedHeapsAreNotLookedAtAgain) {
   EXPECT_EQ(hz3_heap_take_parked(UINT64_MAX), nullptr);
 }
 
+// What no address space could hold costs nobody his caches.
+TEST_F(Hot, AbsurdSizesFlushNothing) {
+  hz3_free(hz3_malloc(700));
+  unsigned c = hz3_size_class_of(700);
+  hz3_free(hz3_malloc(16));
+  size_t cached = ClassStats(c).cached_objects;
+  ASSERT_GT(cached, 0u);
+  for (size_t bytes : {SIZE_MAX / 2, SIZE_MAX - 100, size_t{1} << 60}) {
+    errno = 0;
+    EXPECT_EQ(hz3_malloc(bytes), nullptr);
+    EXPECT_EQ(errno, ENOMEM);
+  }
+  EXPECT_EQ(hz3_aligned_alloc(size_t{1} << 62, 1), nullptr);
+  EXPECT_EQ(ClassStats(c).cached_objects, cached);
+}
+
 // ---- unusual moments ----
 
 // As a signal handler that interrupts a slow path: the bins are off limits, everything still works.

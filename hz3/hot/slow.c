@@ -16,6 +16,7 @@
 #include "hz3/hot/hot.h"
 #include "hz3/large/large.h"
 #include "hz3/medium/medium.h"
+#include "hz3/pages/page_map.h"
 #include "hz3/pages/pages.h"
 #include "hz3/small/small.h"
 
@@ -459,7 +460,8 @@ static struct hz3_large_cache *large_cache(void) {
 
 static HZ3_NOINLINE void *alloc_range(size_t bytes, size_t align, bool zero) {
   void *object = hz3_large_alloc(bytes, align, zero);
-  struct hz3_heap *heap = object == NULL ? enter() : NULL;
+  bool may_ever_be = (bytes | align) >> HZ3_ADDRESS_BITS == 0;
+  struct hz3_heap *heap = object == NULL && may_ever_be ? enter() : NULL;
   if (heap != NULL) {
     if (reclaim(heap)) object = hz3_large_alloc(bytes, align, zero);
     leave(heap);

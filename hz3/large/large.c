@@ -12,6 +12,8 @@
 #define MOVE_MIN_BYTES ((size_t)16 * 1024 * 1024)
 // Purged ranges of this size leave the address space too: the call costs the same, and limits and commit see it.
 #define UNMAP_MIN_BYTES ((size_t)64 * 1024 * 1024)
+// And so do purged ranges that are mappings of their own, while there is more address space than twice what lives and this.
+#define ISLANDS_MAX_BYTES ((size_t)64 * 1024 * 1024)
 // Kept memory of more than this makes way for a block that it could not hold even as a whole: what the retention of a program that
 // does not swing may keep.
 #define MAKE_WAY_MIN_BYTES ((size_t)64 * 1024 * 1024)
@@ -96,6 +98,8 @@ static void end_use_locked(struct hz3_range *range) {
   hz3_ranges.live_blocks--;
 }
 
+static bool unmap_range(struct hz3_range *range);
+
 // Purges one range (in no list), called without the lock; it is free afterwards. False if the kernel refused.
 static bool purge_range(struct hz3_range *range) {
   bool clean = hz3_os_purge(range->start, range->bytes);
@@ -106,8 +110,16 @@ static bool purge_range(struct hz3_range *range) {
   }
   range->was_purged = true;
   hz3_ranges.purges++;
-  hz3_range_free_locked(range);
+  range = hz3_range_free_locked(range);
+  // A mapping that is free and clean as a whole: blocks that grow elsewhere leave such, which have no neighbours to merge with ever again.
+  bool is_island = clean && range->left == NULL && range->right == NULL && range->dirty_bytes == 0 &&
+                   hz3_ranges.mapped_bytes > 2 * hz3_ranges.live_bytes + ISLANDS_MAX_BYTES;
+  if (is_island) {
+    hz3_range_take_locked(range);
+    range->state = HZ3_RANGE_PURGING;
+  }
   hz3_lock_release(&hz3_ranges.lock);
+  if (is_island) unmap_range(range);
   return clean;
 }
 
