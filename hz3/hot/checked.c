@@ -604,7 +604,7 @@ static void move_canary(char *start, size_t old_asked, size_t asked, size_t byte
 }
 
 // What a block loses must not be read or written any more. As a rule the block moves, and its old place is held back without
-// access; NULL if it has to stay, because it is big or memory is short: what it loses then reads as zero.
+// access; NULL if it has to stay, because it is big or memory is short.
 static void *shrink_large(char *pointer, size_t old_bytes, size_t bytes) {
   int saved = errno;
   void *fresh = old_bytes <= LARGE_HELD_BYTES ? move(pointer, old_bytes, bytes) : NULL;
@@ -629,10 +629,13 @@ static void *realloc_large(char *pointer, enum found found, size_t bytes) {
   }
   if (!stays_large || !unguard(pointer, old_bytes)) return move(pointer, old_bytes, bytes);
   if (bytes > old_bytes) memset(pointer + old_bytes, 0, (size_t)(guard - pointer) - old_bytes);
+  // From here on a block that shrinks stays, cut or not: what it loses reads as zero where it still can be read.
+  char *lost = page_behind(pointer, bytes);
+  if (bytes < old_bytes / 2) hz3_os_purge(lost, (size_t)(guard - lost));
   size_t with_guard = hz3_round_up(bytes, page) + page;
   size_t before;
   char *start = hz3_large_resize(pointer, with_guard, &before) ? pointer : NULL;
-  if (start == NULL && with_guard > before) start = (char *)hz3_large_grow(pointer, with_guard);
+  if (start == NULL) start = bytes <= old_bytes ? pointer : (char *)hz3_large_grow(pointer, with_guard);
   if (start == NULL) {
     note_large(note, pointer, note->word, old_bytes);
     return move(pointer, old_bytes, bytes);
