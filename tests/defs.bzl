@@ -21,7 +21,7 @@ USER_COPTS = [
 
 _LIBRARY = "//hz3:libhz3.so"
 
-def library_test(name, srcs, deps = [], gtest = True, preload = False, data = [], env = {}, size = "medium", tags = [], **kwargs):
+def library_test(name, srcs, deps = [], gtest = True, preload = False, linked = True, data = [], env = {}, size = "medium", tags = [], **kwargs):
     """A test with the allocator linked in, and with `preload` a second one, NAME_preload, with libhz3.so preloaded.
 
     Args:
@@ -30,6 +30,7 @@ def library_test(name, srcs, deps = [], gtest = True, preload = False, data = []
       deps: libraries beside the support library.
       gtest: whether the test is written with GoogleTest and takes main() from the support library.
       preload: whether it also runs preloaded.
+      linked: False for what is promised of the preloaded library alone.
       data: files at run time.
       env: variables; $(rootpath) of data is expanded.
       size: as for every test.
@@ -37,20 +38,21 @@ def library_test(name, srcs, deps = [], gtest = True, preload = False, data = []
       **kwargs: passed on to the linked test.
     """
     deps = deps + (["//tests/support:main"] if gtest else [])
-    cc_test(
-        name = name,
-        size = size,
-        srcs = srcs,
-        copts = USER_COPTS,
-        data = data,
-        env = env,
-        linkopts = ["-pthread"],
-        linkstatic = True,
-        malloc = "//hz3:malloc",
-        tags = tags,
-        deps = deps,
-        **kwargs
-    )
+    if linked:
+        cc_test(
+            name = name,
+            size = size,
+            srcs = srcs,
+            copts = USER_COPTS,
+            data = data,
+            env = env,
+            linkopts = ["-pthread"],
+            linkstatic = True,
+            malloc = "//hz3:malloc",
+            tags = tags,
+            deps = deps,
+            **kwargs
+        )
     if not preload:
         return
     cc_binary(

@@ -615,8 +615,8 @@ TEST_F(Hot, WhatAThreadCachesAfterATrimIsDrained) {
   }
 }
 
-// Draining is oldest first: the number of heaps that are empty already must not matter.
-TEST_F(Hot, EmptyParkedHeapsAreNotLookedAtAgain) {
+// Each parked heap is taken for draining once: what was emptied is not taken again.
+TEST_F(Hot, EmptiedParkedHeapsAreNotTakenAgain) {
   constexpr int kThreads = 64;
   std::vector<std::thread> threads;
   std::atomic<int> waiting{0};

@@ -98,31 +98,6 @@ static void end_use_locked(struct hz3_range *range) {
   hz3_ranges.live_blocks--;
 }
 
-static bool unmap_range(struct hz3_range *range);
-
-// Purges one range (in no list), called without the lock; it is free afterwards. False if the kernel refused.
-static bool purge_range(struct hz3_range *range) {
-  bool clean = hz3_os_purge(range->start, range->bytes);
-  hz3_lock_acquire(&hz3_ranges.lock);
-  if (clean) {
-    hz3_dirty_clear(range->start, range->bytes);
-    range->dirty_bytes = 0;
-  }
-  range->was_purged = true;
-  hz3_ranges.purges++;
-  range = hz3_range_free_locked(range);
-  // A mapping that is free and clean as a whole: blocks that grow elsewhere leave such, which have no neighbours to merge with ever again.
-  bool is_island = clean && range->left == NULL && range->right == NULL && range->dirty_bytes == 0 &&
-                   hz3_ranges.mapped_bytes > 2 * hz3_ranges.live_bytes + ISLANDS_MAX_BYTES;
-  if (is_island) {
-    hz3_range_take_locked(range);
-    range->state = HZ3_RANGE_PURGING;
-  }
-  hz3_lock_release(&hz3_ranges.lock);
-  if (is_island) unmap_range(range);
-  return clean;
-}
-
 // Takes the address space of one range (in no list) away, called without the lock. It leaves the neighbours and the dirty
 // bits before the kernel can give its addresses to another mapping. False if the kernel refused: it is then purged.
 static bool unmap_range(struct hz3_range *range) {
@@ -148,6 +123,29 @@ static bool unmap_range(struct hz3_range *range) {
   }
   hz3_lock_release(&hz3_ranges.lock);
   return gone;
+}
+
+// Purges one range (in no list), called without the lock; it is free afterwards. False if the kernel refused.
+static bool purge_range(struct hz3_range *range) {
+  bool clean = hz3_os_purge(range->start, range->bytes);
+  hz3_lock_acquire(&hz3_ranges.lock);
+  if (clean) {
+    hz3_dirty_clear(range->start, range->bytes);
+    range->dirty_bytes = 0;
+  }
+  range->was_purged = true;
+  hz3_ranges.purges++;
+  range = hz3_range_free_locked(range);
+  // A mapping that is free and clean as a whole: blocks that grow elsewhere leave such, which have no neighbours to merge with ever again.
+  bool is_island = range->left == NULL && range->right == NULL && range->dirty_bytes == 0 &&
+                   hz3_ranges.mapped_bytes > 2 * hz3_ranges.live_bytes + ISLANDS_MAX_BYTES;
+  if (is_island) {
+    hz3_range_take_locked(range);
+    range->state = HZ3_RANGE_PURGING;
+  }
+  hz3_lock_release(&hz3_ranges.lock);
+  if (is_island) unmap_range(range);
+  return clean;
 }
 
 // The range that has been dirty longest, in no list any more, or the part of it that is to go; NULL if enough has gone.
