@@ -93,12 +93,17 @@ static bool is_one_mapping(char *start, size_t bytes) {
   return true;
 }
 
+static bool moves_are_over;  // relaxed: who sees it late loses one more target
+
 static enum hz3_os_moved move_mapping(char *from, char *to, size_t bytes) {
+  if (__atomic_load_n(&moves_are_over, __ATOMIC_RELAXED)) return HZ3_OS_NOT_MOVED;
   // DONTUNMAP (Linux 5.7) keeps the source mapped, so that no other thread's mapping can slip in between.
   if (mremap(from, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, to) == to) return HZ3_OS_MOVED;
-  // A failed call may already have unmapped its target; a sync of memory that has no file tells, and does nothing else
-  // (ENOMEM for a hole). Advice would also fail for locked memory. Not libc's msync, where a thread can be cancelled.
-  return syscall(SYS_msync, to, bytes, MS_ASYNC) == 0 ? HZ3_OS_NOT_MOVED : HZ3_OS_TARGET_LOST;
+  if (errno == EINVAL || errno == ENOSYS || errno == EPERM) return HZ3_OS_NOT_MOVED;  // an old kernel, an emulator, a filter
+  // It may have been refused after its target was unmapped. What is mapped there now may be another thread's: not to be looked
+  // at, nor unmapped. Where moves fail so, they do again: one target is lost, not one for each.
+  __atomic_store_n(&moves_are_over, true, __ATOMIC_RELAXED);
+  return HZ3_OS_TARGET_LOST;
 }
 
 // Mapping by mapping, for before Linux 6.17 the kernel refuses pages of two at once, having unmapped their target. What it refuses to

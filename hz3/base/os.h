@@ -31,7 +31,7 @@ void hz3_os_advise_huge(void *start, size_t bytes, bool huge);  // a wish: back 
 enum hz3_os_moved {
   HZ3_OS_MOVED,        // what `from` holds now is not said
   HZ3_OS_NOT_MOVED,    // `from` is as it was; `to` is mapped, with whatever contents
-  HZ3_OS_TARGET_LOST,  // `from` is as it was; nothing of `to` is mapped any more, but what others may have put there
+  HZ3_OS_TARGET_LOST,  // `from` is as it was; what is at `to` now may be others'. Further calls say NOT_MOVED
 };
 enum hz3_os_moved hz3_os_move_pages(void *from, void *to, size_t bytes);
 

@@ -187,7 +187,7 @@ TEST_F(Os, PagesOfSeveralMappingsMove) {
 [[noreturn]] void MoveWithTheSecondMappingRefused() {
   const size_t kPage = hz3_os_page_bytes();
   char *to = static_cast<char *>(hz3_os_map(nullptr, 8 * kPage)), *from = MapNumbered(kPage);
-  hz3_test::RefuseCall(SYS_mremap, static_cast<uint32_t>(2 * kPage));  // half of the four that follow the first mapping
+  hz3_test::RefuseCall(SYS_mremap, static_cast<uint32_t>(2 * kPage), EPERM);  // half of the four that follow the first mapping
   HZ3_REQUIRE(hz3_os_move_pages(from, to, 8 * kPage) != HZ3_OS_TARGET_LOST);
   HZ3_REQUIRE(IsNumbered(IsNumbered(from, 8 * kPage) ? from : to, 8 * kPage));
   _exit(IsNumbered(to, 8 * kPage) ? 0 : 2);  // 2: the first one did not move either
@@ -197,16 +197,26 @@ TEST(OsDeathTest, WhatIsRefusedWhenOthersHaveMovedIsCopied) {
   EXPECT_EXIT(MoveWithTheSecondMappingRefused(), testing::ExitedWithCode(0), "");
 }
 
-TEST_F(Os, FailedMoveLeavesTheTargetUsable) {
-  const size_t kBytes = 4 * hz3_os_page_bytes();
-  char *from = static_cast<char *>(hz3_os_map(nullptr, kBytes));
-  char *to = static_cast<char *>(hz3_os_map(nullptr, kBytes));
-  hz3_os_unmap(from, kBytes);
-  EXPECT_NE(HZ3_OS_MOVED, hz3_os_move_pages(from, to, kBytes));
-  ASSERT_TRUE(IsMapped(to, kBytes));
-  EXPECT_TRUE(IsZero(to, kBytes));
-  memset(to, 1, kBytes);
-  hz3_os_unmap(to, kBytes);
+// As a filter that fails the call, and as the kernel: what the target is now is not known, so nobody touches it.
+[[noreturn]] void MoveWithTheLastMappingRefused() {
+  const size_t kPage = hz3_os_page_bytes();
+  char *to = static_cast<char *>(hz3_os_map(nullptr, 8 * kPage)), *from = MapNumbered(kPage);
+  hz3_test::RefuseCall(SYS_mremap, static_cast<uint32_t>(2 * kPage));
+  hz3_os_moved moved = hz3_os_move_pages(from, to, 8 * kPage);
+  if (moved == HZ3_OS_NOT_MOVED) _exit(2);  // the first one did not move either
+  HZ3_REQUIRE(moved == HZ3_OS_TARGET_LOST);
+  HZ3_REQUIRE(IsNumbered(from, 8 * kPage));
+  HZ3_REQUIRE(!IsMapped(to, 4 * kPage));
+  HZ3_REQUIRE(IsMapped(to + 4 * kPage, 2 * kPage));
+  HZ3_REQUIRE(!IsMapped(to + 6 * kPage, 2 * kPage));
+  char *next = static_cast<char *>(hz3_os_map(nullptr, 4 * kPage));
+  HZ3_REQUIRE(hz3_os_move_pages(from, next, 4 * kPage) == HZ3_OS_NOT_MOVED);  // which could move
+  HZ3_REQUIRE(IsNumbered(from, 8 * kPage) && IsMapped(next, 4 * kPage));
+  _exit(0);
+}
+
+TEST(OsDeathTest, ATargetThatMayBeLostIsLeftAlone) {
+  EXPECT_EXIT(MoveWithTheLastMappingRefused(), testing::ExitedWithCode(0), "");
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their runtimes need address space of their own
@@ -221,7 +231,7 @@ TEST_F(Os, FailedMoveLeavesTheTargetUsable) {
   errno = kMarkedErrno;
   hz3_os_moved moved = hz3_os_move_pages(from, to, kBytes);
   HZ3_REQUIRE(errno == kMarkedErrno);
-  HZ3_REQUIRE(moved == (IsMapped(to, kBytes) ? HZ3_OS_NOT_MOVED : HZ3_OS_TARGET_LOST));
+  HZ3_REQUIRE(moved == HZ3_OS_TARGET_LOST || (moved == HZ3_OS_NOT_MOVED && IsMapped(to, kBytes)));
   HZ3_REQUIRE(std::count(from, from + kBytes, 7) == static_cast<ptrdiff_t>(kBytes));
   _exit(0);
 }

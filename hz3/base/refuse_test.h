@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,21 +35,58 @@ inline size_t AddressSpaceBytes() {
   return pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
-// From now on every such call of this process fails with ENOMEM; with `bytes`, only those whose second argument, which is
-// the length of all memory calls, is that.
-inline void RefuseCall(long number, uint32_t bytes = 0) {
+// The filter's file descriptor, if `flags` ask for one.
+inline int InstallFilter(sock_filter *code, size_t length, unsigned flags) {
+  sock_fprog program = {static_cast<unsigned short>(length), code};
+  HZ3_REQUIRE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+  long installed = syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program);
+  HZ3_REQUIRE(installed >= 0);
+  return static_cast<int>(installed);
+}
+
+// From now on every such call of this process fails; with `bytes`, only those whose second argument, which is the length of all
+// memory calls, is that.
+inline void RefuseCall(long number, uint32_t bytes = 0, uint32_t error = ENOMEM) {
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 3),
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[1])),  // the lower half, on a little-endian machine
       BPF_JUMP(bytes == 0 ? BPF_JMP | BPF_JGE | BPF_K : BPF_JMP | BPF_JEQ | BPF_K, bytes, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
-  sock_fprog program = {sizeof code / sizeof *code, code};
-  HZ3_REQUIRE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-  HZ3_REQUIRE(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0);
+  InstallFilter(code, sizeof code / sizeof *code, 0);
 }
+
+// From now on such calls of this thread wait until another thread has heard them. Once the result is closed, they fail with ENOSYS.
+inline int ListenToCall(long number) {
+  sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  return InstallFilter(code, sizeof code / sizeof *code, SECCOMP_FILTER_FLAG_NEW_LISTENER);
+}
+
+// The next such call. At the end of its life the caller gets ENOMEM.
+class HeardCall {
+ public:
+  explicit HeardCall(int listener) : listener_(listener) { HZ3_REQUIRE(ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &call_) == 0); }
+  HeardCall(const HeardCall &) = delete;
+  HeardCall &operator=(const HeardCall &) = delete;
+  ~HeardCall() {
+    seccomp_notif_resp answer{};
+    answer.id = call_.id;
+    answer.error = -ENOMEM;
+    HZ3_REQUIRE(ioctl(listener_, SECCOMP_IOCTL_NOTIF_SEND, &answer) == 0);
+  }
+  uintptr_t Argument(int index) const { return call_.data.args[index]; }
+
+ private:
+  int listener_;
+  seccomp_notif call_{};
+};
 
 }  // namespace hz3_test
 

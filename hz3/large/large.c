@@ -356,14 +356,13 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   return fits;
 }
 
-// Takes a used range, whose first bytes are gone already, out of the tables and the address space. Lost at worst: some address
-// space, if the kernel refuses.
+// Takes a used range, which has left the page map, and whose first bytes are not its own any more, out of the tables and the
+// address space. Lost at worst: some address space, if the kernel refuses.
 static void give_up(struct hz3_range *range, size_t gone_bytes) {
   hz3_lock_acquire(&hz3_ranges.lock);
-  range->touched_bytes = 0;
-  end_use_locked(range);
+  hz3_ranges.live_bytes -= range->bytes;
+  hz3_ranges.live_blocks--;
   hz3_range_detach_locked(range);
-  hz3_dirty_clear(range->start, range->bytes);
   hz3_take_from_figure(&hz3_ranges.mapped_bytes, range->bytes);
   hz3_lock_release(&hz3_ranges.lock);
   hz3_os_unmap(range->start + gone_bytes, range->bytes - gone_bytes);
@@ -372,27 +371,36 @@ static void give_up(struct hz3_range *range, size_t gone_bytes) {
   hz3_lock_release(&hz3_ranges.lock);
 }
 
+// Moves the pages of a block to a fresh one, which is given up if the kernel loses it.
+static enum hz3_os_moved move_pages(struct hz3_range *from, struct hz3_range *to, size_t bytes) {
+  // Another thread may come to own the addresses while the kernel is at it, and then enters its own.
+  hz3_page_map_set_large(to->start, NULL);
+  enum hz3_os_moved moved = hz3_os_move_pages(from->start, to->start, bytes);
+  if (moved == HZ3_OS_TARGET_LOST) give_up(to, bytes);
+  else hz3_page_map_set_large(to->start, to);
+  return moved;
+}
+
 void *hz3_large_grow(void *pointer, size_t bytes) {
   struct hz3_range *from = hz3_range_of(pointer);
   if (from == NULL || bytes > PTRDIFF_MAX / 2) return NULL;
   // Half as much again of address space (untouched memory is free), so that a block growing in small steps seldom moves.
   struct hz3_range *to = alloc_range(bytes + bytes / 2, 1);
   if (to == NULL) return NULL;
-  size_t used = from->usable_bytes, moved = hz3_round_up(used, HZ3_SLICE_BYTES);
-  enum hz3_os_moved moved_by_kernel = HZ3_OS_NOT_MOVED;
+  size_t used = from->usable_bytes, moved_bytes = hz3_round_up(used, HZ3_SLICE_BYTES);
   // Where the target has its pages already, copying keeps those of the source for their next user.
-  bool may_move = used >= MOVE_MIN_BYTES && hz3_dirty_count_bytes(to->start, moved) <= moved / 2;
-  if (may_move) moved_by_kernel = hz3_os_move_pages(from->start, to->start, moved);
-  if (moved_by_kernel == HZ3_OS_TARGET_LOST) {
-    give_up(to, moved);
-    return NULL;
-  }
-  bool has_moved = moved_by_kernel == HZ3_OS_MOVED;
-  if (!has_moved) __builtin_memcpy(to->start, from->start, used);
+  bool may_move = used >= MOVE_MIN_BYTES && hz3_dirty_count_bytes(to->start, moved_bytes) <= moved_bytes / 2;
+  enum hz3_os_moved moved = may_move ? move_pages(from, to, moved_bytes) : HZ3_OS_NOT_MOVED;
+  if (moved == HZ3_OS_TARGET_LOST) return NULL;
   to->usable_bytes = to->touched_bytes = page_round(bytes);
-  // The kernel never joins again what it had to split for the move, and some emulators cannot purge where pages moved away from.
-  if (has_moved) give_up(from, 0);
-  else hz3_large_free(pointer);
+  if (moved == HZ3_OS_NOT_MOVED) {
+    __builtin_memcpy(to->start, from->start, used);
+    hz3_large_free(pointer);
+  } else {
+    // The kernel never joins again what it had to split for the move, and some emulators cannot purge where pages moved away from.
+    hz3_page_map_set_large(pointer, NULL);
+    give_up(from, 0);
+  }
   return to->start;
 }
 

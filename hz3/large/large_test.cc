@@ -784,6 +784,44 @@ TEST(LargeDeathTest, AMoveThatLosesItsTargetKeepsTheBlock) {
   EXPECT_EXIT(GrowBeyondTheLimit(), testing::ExitedWithCode(0), "");
 }
 
+// The first call of mremap that moves pages is answered by another thread, as the kernel does it at worst: the target is unmapped,
+// comes to be somebody else's, whom the page map knows, and nothing has moved.
+[[noreturn]] void GrowWhileTheTargetIsTaken() {
+  const size_t kBytes = 20 * HZ3_MIB;
+  char *block = static_cast<char *>(hz3_large_alloc(kBytes, 1, false));
+  memset(block, 5, kBytes);
+  int listener = hz3_test::ListenToCall(SYS_mremap);
+  int others_entry = 0;
+  char *taken = nullptr;
+  std::thread other([&] {
+    while (taken == nullptr) {
+      hz3_test::HeardCall call(listener);
+      if (call.Argument(3) == 0) continue;  // grows in place, to see where a mapping ends
+      void *target = reinterpret_cast<void *>(call.Argument(4));
+      HZ3_REQUIRE(mmap(target, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == target);
+      memset(target, 9, kBytes);
+      hz3_page_map_set_large(target, &others_entry);
+      taken = static_cast<char *>(target);
+    }
+  });
+  HZ3_REQUIRE(hz3_large_grow(block, 36 * HZ3_MIB) == nullptr);
+  other.join();
+  close(listener);
+  HZ3_REQUIRE(IsFilled(block, kBytes, 5) && hz3_large_usable_bytes(block) == kBytes);
+  HZ3_REQUIRE(IsFilled(taken, kBytes, 9) && hz3_page_map_large_of(taken) == &others_entry);
+  HZ3_REQUIRE(Stats().live_blocks == 1);
+  ExpectRangesAreSound();
+  HZ3_REQUIRE(!testing::Test::HasFailure());
+  char *grown = static_cast<char *>(hz3_large_grow(block, 36 * HZ3_MIB));  // by copying
+  HZ3_REQUIRE(grown != nullptr && IsFilled(grown, kBytes, 5) && hz3_large_free(grown));
+  HZ3_REQUIRE(IsFilled(taken, kBytes, 9));
+  _exit(0);
+}
+
+TEST(LargeDeathTest, WhoeverTakesTheTargetOfAMoveKeepsIt) {
+  EXPECT_EXIT(GrowWhileTheTargetIsTaken(), testing::ExitedWithCode(0), "");
+}
+
 // Nothing can leave the address space, for there are too many maps.
 [[noreturn]] void TrimWithoutUnmapping(bool may_purge) {
   const size_t kBytes = 80 * HZ3_MIB;
