@@ -23,6 +23,7 @@ static struct {
   struct hz3_stack warm[HZ3_CLASS_COUNT];
   struct hz3_stack pools[HZ3_MAGAZINE_LEVELS];
   size_t warm_bytes;  // of objects; modulo 2^64
+  uint16_t away[HZ3_CLASS_COUNT];  // how far from the CPU's own shard is the one, 0 for the next, that is asked if its own has nothing
 } __attribute__((aligned(HZ3_CACHE_LINE))) cpus[MAX_CPUS];
 static struct {
   struct hz3_stack stack;
@@ -145,22 +146,6 @@ static struct hz3_magazine *turn_over(unsigned size_class, unsigned cpu) {
   return oldest;
 }
 
-// For a CPU that found nothing of its own, nor anything cool.
-static struct hz3_magazine *turn_any_over(unsigned shard, unsigned size_class) {
-  bool is_due = warm_bytes(shard) >= HZ3_COOL_BYTES;
-  for (unsigned cpu = first_cpu(shard); cpu < end_cpu(shard); cpu++) {
-    uint32_t height = height_of(&cpus[cpu].warm[size_class]);
-    struct hz3_magazine *oldest = height > (is_due ? 0 : HZ3_STACK_MAX / 2) ? turn_over(size_class, cpu) : NULL;
-    if (oldest != NULL) return oldest;
-  }
-  return NULL;
-}
-
-static struct hz3_magazine *pop_from(unsigned shard, unsigned size_class) {
-  struct hz3_magazine *magazine = pop_cool(shard, size_class);
-  return magazine != NULL ? magazine : turn_any_over(shard, size_class);
-}
-
 static unsigned fullest_cpu(unsigned shard, unsigned size_class) {
   unsigned fullest = first_cpu(shard);
   for (unsigned cpu = fullest + 1; cpu < end_cpu(shard); cpu++) {
@@ -169,29 +154,46 @@ static unsigned fullest_cpu(unsigned shard, unsigned size_class) {
   return fullest;
 }
 
+// For a CPU that found nothing of its own, nor anything cool. The bytes of all are summed up only where there is something of this
+// class, for those lines change with each exchange of any.
+static struct hz3_magazine *turn_fullest_over(unsigned shard, unsigned size_class) {
+  unsigned cpu = fullest_cpu(shard, size_class);
+  uint32_t height = height_of(&cpus[cpu].warm[size_class]);
+  bool is_due = height > HZ3_STACK_MAX / 2 || (height > 0 && warm_bytes(shard) >= HZ3_COOL_BYTES);
+  return is_due ? turn_over(size_class, cpu) : NULL;
+}
+
+static struct hz3_magazine *pop_from(unsigned shard, unsigned size_class) {
+  struct hz3_magazine *magazine = pop_cool(shard, size_class);
+  return magazine != NULL ? magazine : turn_fullest_over(shard, size_class);
+}
+
 static struct hz3_magazine *drain_from(unsigned shard, unsigned size_class) {
   struct hz3_magazine *magazine = pop_cool(shard, size_class);
   return magazine != NULL ? magazine : pop_warm(size_class, fullest_cpu(shard, size_class));
 }
 
-typedef struct hz3_magazine *take_from(unsigned shard, unsigned size_class);
-
-// From the CPU's own shard if possible.
-HZ3_INLINE struct hz3_magazine *take(unsigned size_class, unsigned cpu, take_from *from) {
-  for (unsigned i = 0; i < shard_count; i++) {
-    struct hz3_magazine *magazine = from((shard_of(cpu) + i) % shard_count, size_class);
-    if (magazine != NULL) return magazine;
-  }
-  return NULL;
+// One other shard is asked, and the same again while it has something: to ask all would read lines of every CPU for each refill.
+static struct hz3_magazine *pop_away(unsigned cpu, unsigned size_class) {
+  if (shard_count == 1) return NULL;
+  unsigned away = __atomic_load_n(&cpus[cpu].away[size_class], __ATOMIC_RELAXED);
+  struct hz3_magazine *magazine = pop_from((shard_of(cpu) + 1 + away) % shard_count, size_class);
+  if (magazine == NULL) __atomic_store_n(&cpus[cpu].away[size_class], (uint16_t)((away + 1) % (shard_count - 1)), __ATOMIC_RELAXED);
+  return magazine;
 }
 
 struct hz3_magazine *hz3_depot_pop(unsigned size_class) {
   unsigned cpu = own_cpu();
   struct hz3_magazine *magazine = pop_warm(size_class, cpu);
-  return magazine != NULL ? magazine : take(size_class, cpu, pop_from);
+  if (magazine == NULL) magazine = pop_from(shard_of(cpu), size_class);
+  return magazine != NULL ? magazine : pop_away(cpu, size_class);
 }
 
-struct hz3_magazine *hz3_depot_drain(unsigned size_class) { return take(size_class, own_cpu(), drain_from); }
+struct hz3_magazine *hz3_depot_drain(unsigned size_class) {
+  struct hz3_magazine *magazine = NULL;
+  for (unsigned own = shard_of(own_cpu()), i = 0; magazine == NULL && i < shard_count; i++) magazine = drain_from((own + i) % shard_count, size_class);
+  return magazine;
+}
 
 struct hz3_magazine *hz3_depot_drain_own(unsigned size_class) {
   struct hz3_magazine *magazine = pop_warm(size_class, own_cpu());

@@ -45,7 +45,8 @@ void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, ui
 bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, bool may_cool);
 // For a refill: the newest magazine that this CPU pushed, for its objects are in this CPU's cache. Otherwise the oldest of
 // another one, once HZ3_COOL_BYTES have been pushed after it: memory that another CPU has just used costs more than memory
-// that has left that CPU's cache (docs/decisions/0021). NULL if there is neither.
+// that has left that CPU's cache (docs/decisions/0021). NULL if there is neither in this CPU's shard, nor in one other, which is
+// another one next time (docs/decisions/0015).
 struct hz3_magazine *hz3_depot_pop(unsigned size_class);
 struct hz3_magazine *hz3_depot_drain(unsigned size_class);  // any magazine: the oldest, or one of the CPU with most; NULL if empty
 // The same, but rather the newest of this CPU, which goes back to spans that other CPUs have less to do with.
