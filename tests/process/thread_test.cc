@@ -269,7 +269,7 @@ TEST(Thread, SignalsOnAnAlternateStack) {
   }
   while (ready < 3) sched_yield();
   double end = hz3_test::now() + hz3_test::seconds(2);
-  while (hz3_test::now() < end) {
+  while (hz3_test::now() < end || signals_seen <= 100) {  // on a busy machine it takes longer
     for (auto& thread : threads) pthread_kill(thread.native_handle(), SIGUSR1);
     usleep(50);
   }
@@ -277,7 +277,6 @@ TEST(Thread, SignalsOnAnAlternateStack) {
   signal(SIGUSR1, SIG_IGN);
   stop = true;
   for (auto& thread : threads) thread.join();
-  EXPECT_GT(signals_seen, 100);
 }
 
 // More threads at a time than any cache table might expect, all alive at once.
