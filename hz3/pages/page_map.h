@@ -37,7 +37,7 @@ HZ3_INLINE size_t hz3_page_map_index(const void *pointer) { return (uintptr_t)po
 
 // Any pointer value; 0: nobody. Lock-free.
 HZ3_INLINE uintptr_t hz3_page_map_owner(const void *pointer) {
-  if (HZ3_UNLIKELY((uintptr_t)pointer >> HZ3_ADDRESS_BITS != 0)) return 0;
+  if (HZ3_UNLIKELY((uintptr_t)pointer / HZ3_PAGE_MAP_LEAF_BYTES >= HZ3_PAGE_MAP_LEAVES)) return 0;
   const struct hz3_page_map_leaf *leaf = hz3_page_map_leaf_of(pointer);
   // Acquire: pairs with the stores in page_map.c, so that the descriptor's fields are seen.
   return HZ3_UNLIKELY(leaf == NULL) ? 0 : __atomic_load_n(&leaf->owner[hz3_page_map_index(pointer)], __ATOMIC_ACQUIRE);

@@ -258,11 +258,18 @@ static void end_run_locked(struct hz3_span_store *store, struct hz3_span *span, 
   if (span->free_count >= span->settle_at) settle_locked(store, span, count, off);
 }
 
-// The number of the object in its span, of which so many bytes are carved.
-HZ3_INLINE size_t index_of(const char *base, size_t carved_bytes, const struct hz3_size_class *class, const void *object) {
+// The number of an object in the span that starts at `base`.
+HZ3_INLINE size_t index_of(const char *base, const struct hz3_size_class *class, const void *object) {
   bool is_start;
-  size_t offset = (size_t)((const char *)object - base), index = hz3_object_index(class->reciprocal, offset, &is_start);
-  if (HZ3_UNLIKELY(offset >= carved_bytes) || HZ3_UNLIKELY(!is_start)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class->bytes);
+  size_t index = hz3_object_index(class->reciprocal, (size_t)((const char *)object - base), &is_start);
+  if (HZ3_UNLIKELY(!is_start)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class->bytes);
+  return index;
+}
+
+// The same, of an object that may never have been handed out.
+HZ3_INLINE size_t index_in(const struct hz3_span *span, const struct hz3_size_class *class, const void *object) {
+  size_t index = index_of(span->base, class, object);
+  if (HZ3_UNLIKELY(index >= span->carved)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class->bytes);
   return index;
 }
 
@@ -278,14 +285,15 @@ static void **release_singly_locked(struct hz3_span_store *store, unsigned home,
   const struct hz3_size_class class = hz3_size_classes[size_class];
   void **others = objects;
   for (void **next = objects; next != end; next++) {
-    struct hz3_span *span = span_of(size_class, *next);
+    void *object = *next;
+    struct hz3_span *span = span_of(size_class, object);
     if (HZ3_UNLIKELY(home_of(span) != home)) {
-      *others++ = *next;
+      *others++ = object;
       continue;
     }
-    size_t index = index_of(span->base, span->carved * (size_t)class.bytes, &class, *next);
+    size_t index = index_in(span, &class, object);
     uint64_t *word = &span->free_words[index / 64];
-    *word = marked(*word, index, &class, *next);
+    *word = marked(*word, index, &class, object);
     end_run_locked(store, span, 1, off);
   }
   return others;
@@ -303,11 +311,11 @@ static void **release_runs_locked(struct hz3_span_store *store, unsigned home, u
       continue;
     }
     const char *base = span->base;
-    size_t carved_bytes = span->carved * (size_t)class.bytes, index = index_of(base, carved_bytes, &class, *next), at = index / 64;
+    size_t carved_bytes = span->carved * (size_t)class.bytes, index = index_in(span, &class, *next), at = index / 64;
     uint64_t *words = span->free_words, word = marked(words[at], index, &class, *next);
     void **run = next;
     for (next++; next != end && (size_t)((char *)*next - base) < carved_bytes; next++) {
-      index = index_of(base, carved_bytes, &class, *next);
+      index = index_of(base, &class, *next);
       if (index / 64 != at) {
         words[at] = word;
         at = index / 64;
