@@ -258,18 +258,11 @@ static void end_run_locked(struct hz3_span_store *store, struct hz3_span *span, 
   if (span->free_count >= span->settle_at) settle_locked(store, span, count, off);
 }
 
-// The number of an object in the span that starts at `base`.
-HZ3_INLINE size_t index_of(const char *base, const struct hz3_size_class *class, const void *object) {
-  bool is_start;
-  size_t index = hz3_object_index(class->reciprocal, (size_t)((const char *)object - base), &is_start);
-  if (HZ3_UNLIKELY(!is_start)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class->bytes);
-  return index;
-}
-
-// The same, of an object that may never have been handed out.
+// The number of the object in its span.
 HZ3_INLINE size_t index_in(const struct hz3_span *span, const struct hz3_size_class *class, const void *object) {
-  size_t index = index_of(span->base, class, object);
-  if (HZ3_UNLIKELY(index >= span->carved)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class->bytes);
+  bool is_start;
+  size_t index = hz3_object_index(class->reciprocal, (size_t)((const char *)object - span->base), &is_start);
+  if (HZ3_UNLIKELY(!is_start) || HZ3_UNLIKELY(index >= span->carved)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class->bytes);
   return index;
 }
 
@@ -299,8 +292,25 @@ static void **release_singly_locked(struct hz3_span_store *store, unsigned home,
   return others;
 }
 
-// The same where objects of one span follow each other. The word of the bitmap that is being changed stays in a register, because
-// a load of it would wait for the store before.
+// Marks the object and those after it that lie in the same word of the span's bitmap; returns their end. The word stays in a register,
+// because a load of it would wait for the store before.
+HZ3_INLINE void **mark_word(struct hz3_span *span, const struct hz3_size_class *class, void **next, void **end) {
+  const void *object = *next;
+  size_t index = index_in(span, class, object), bit = index % 64, first = index - bit, limit = hz3_min(span->carved - first, 64);
+  const char *start = span->base + first * class->bytes;
+  uint64_t *at = &span->free_words[index / 64], word = *at;
+  bool is_start;
+  do {
+    word = marked(word, bit, class, object);
+    if (++next == end) break;
+    object = *next;
+    bit = hz3_object_index(class->reciprocal, (size_t)((const char *)object - start), &is_start);
+  } while (bit < limit && is_start);
+  *at = word;
+  return next;
+}
+
+// The same where objects of one word follow each other.
 static void **release_runs_locked(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, void **end, struct off_list *off) {
   const struct hz3_size_class class = hz3_size_classes[size_class];
   void **others = objects;
@@ -310,37 +320,26 @@ static void **release_runs_locked(struct hz3_span_store *store, unsigned home, u
       *others++ = *next++;
       continue;
     }
-    const char *base = span->base;
-    size_t carved_bytes = span->carved * (size_t)class.bytes, index = index_in(span, &class, *next), at = index / 64;
-    uint64_t *words = span->free_words, word = marked(words[at], index, &class, *next);
     void **run = next;
-    for (next++; next != end && (size_t)((char *)*next - base) < carved_bytes; next++) {
-      index = index_of(base, &class, *next);
-      if (index / 64 != at) {
-        words[at] = word;
-        at = index / 64;
-        word = words[at];
-      }
-      word = marked(word, index, &class, *next);
-    }
-    words[at] = word;
+    do next = mark_word(span, &class, next, end);
+    while (next != end && (size_t)((char *)*next - span->base) < span->carved * (size_t)class.bytes);
     end_run_locked(store, span, (size_t)(next - run), off);
   }
   return others;
 }
 
-// Whether objects of one span mostly follow each other, from a few samples.
-static bool is_in_runs(void **objects, size_t count) {
+// Whether objects that follow each other mostly lie near enough for one word of a bitmap, from a few samples.
+static bool is_in_runs(void **objects, size_t count, size_t bytes) {
   enum { SAMPLES = 8 };
   size_t step = count / SAMPLES, neighbours = 0;
   for (size_t i = 0; step > 1 && i < SAMPLES; i++)
-    neighbours += ((uintptr_t)objects[i * step] ^ (uintptr_t)objects[i * step + 1]) < HZ3_SLICE_BYTES;
+    neighbours += ((uintptr_t)objects[i * step] ^ (uintptr_t)objects[i * step + 1]) < 64 * bytes;
   return neighbours >= SAMPLES / 2;
 }
 
 struct hz3_span *hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count) {
   struct off_list off = {NULL, NULL};
-  bool in_runs = is_in_runs(objects, count);
+  bool in_runs = is_in_runs(objects, count, hz3_size_classes[size_class].bytes);
   while (count > 0) {
     unsigned home = home_of(span_of(size_class, objects[0]));
     struct hz3_span_store *store = &stores[home];
