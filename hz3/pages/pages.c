@@ -113,10 +113,11 @@ static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, boo
   uint64_t mask = hz3_slice_mask((unsigned)first, count);
   uint64_t dirty = chunk->dirty & mask;
   uint64_t closed = chunk->closed & mask;
+  hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk) & mask));
   chunk->free &= ~mask;
   chunk->closed &= ~mask;
+  chunk->refused &= ~mask;
   hz3_pages.free_slices -= count;
-  hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(dirty));
   hz3_pages.dirty_low_water = hz3_min(hz3_pages.dirty_low_water, hz3_pages.dirty_slices);
   size_t purged_bytes = (size_t)__builtin_popcountll(chunk->purged & mask) * HZ3_SLICE_BYTES;
   if (hz3_retention_note_regret(&hz3_pages.retention, purged_bytes)) hz3_pages_set_giving_back(false);
@@ -182,7 +183,7 @@ static bool add_chunk(char *base, size_t guard_bytes, uint64_t huge, bool is_clo
   chunk->huge = huge;
   hz3_lock_acquire(&hz3_pages.lock);
   chunk->free = ~(uint64_t)0;
-  chunk->dirty = chunk->purged = 0;
+  chunk->dirty = chunk->purged = chunk->refused = 0;
   chunk->closed = is_closed ? ~(uint64_t)0 : 0;
   hz3_add_to_figure(&hz3_pages.chunks, 1);
   hz3_pages.free_slices += HZ3_CHUNK_SLICES;

@@ -48,7 +48,7 @@ struct hz3_span *hz3_pages_span_of(const void *pointer);
 
 // How much dirty free memory to keep: a minimum, and what was wanted again within a second after it was purged. The latter as long
 // as no less is in use than the load has come back from, so that a burst whose threads take turns teaches nothing that outlives it.
-// What was learned halves after five seconds without (docs/decisions/0007).
+// What was learned halves with the first purge after five seconds without (docs/decisions/0007).
 struct hz3_retention {
   size_t limit_bytes;
   size_t known_low_bytes;   // the least in use from which the load has come back

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the chunk, shared by the files of this box only.
-// Called by: pages.c, page_map.c, huge_pages.c, purge.c.
+// Called by: the files of this box.
 // Invariant: purging slices are in neither free nor any span.
 #ifndef HZ3_PAGES_PAGES_INTERNAL_H_
 #define HZ3_PAGES_PAGES_INTERNAL_H_
@@ -24,6 +24,7 @@ enum { HZ3_SMALL_PAGE_CHUNKS = 2, HZ3_FAST_GROWTH_MS = 50 };
 struct hz3_chunk {
   char *base;
   uint64_t free, dirty, purged;        // one bit per slice, lock: pages; purged: given back and not used since
+  uint64_t refused;                    // one bit per slice: free, and locked by the user when it was to be purged; lock: pages
   uint64_t used_by[HZ3_SPAN_HOMES];    // one bit per slice: spans of that home were the last to use it; lock: pages
   uint64_t huge;                       // one bit per slice, both halves for themselves: asks for a huge page; lock: pages
   uint64_t closed;                     // checked lane: free slices without access, never used; lock: pages
@@ -43,7 +44,8 @@ struct hz3_pages {
   struct hz3_chunk *dirty_first, *dirty_last;
   struct hz3_chunk *spare_descriptors;  // of unmapped chunks, linked by next
   struct hz3_retention retention;
-  size_t chunks, free_slices, dirty_slices, purges;
+  size_t chunks, free_slices, purges;
+  size_t dirty_slices;     // free, dirty, and not refused
   bool has_had_first;      // a chunk was mapped, whatever became of it; atomic
   bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
   uint64_t hollow_regret_ms;  // when a span was last used again too early; atomic
@@ -61,6 +63,9 @@ extern struct hz3_pages hz3_pages;
 HZ3_INLINE size_t hz3_pages_used_bytes_locked(void) {
   return hz3_pages.chunks * HZ3_CHUNK_BYTES - hz3_pages.free_slices * HZ3_SLICE_BYTES;
 }
+
+// The free slices that may be non-zero, and that the kernel would take.
+HZ3_INLINE uint64_t hz3_chunk_purgeable(const struct hz3_chunk *chunk) { return chunk->free & chunk->dirty & ~chunk->refused; }
 
 // The bits of `count` slices from `first` on.
 HZ3_INLINE uint64_t hz3_slice_mask(unsigned first, unsigned count) {
@@ -85,7 +90,7 @@ bool hz3_huge_pages_are_dear(void);
 
 // purge.c
 void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk);
-void hz3_pages_purge_to(size_t keep_bytes);
+bool hz3_pages_purge_to(size_t keep_bytes);  // whether anything was purged
 
 HZ3_END_DECLS
 

@@ -449,10 +449,32 @@ TEST_F(Pages, LockedMemoryStaysDirty) {
   if (syscall(SYS_mlock, base, HZ3_SLICE_BYTES) != 0) GTEST_SKIP() << "no memory may be locked here";
   memset(base, 1, HZ3_SLICE_BYTES);
   Free(span);
-  hz3_pages_trim(false);
-  EXPECT_EQ(Stats().dirty_bytes, HZ3_SLICE_BYTES);
+  EXPECT_FALSE(hz3_pages_trim(false)) << "nothing was given back";
+  EXPECT_EQ(base[0], 1);
   EXPECT_FALSE(Alloc(kSliceClass)->is_clean) << "what the kernel kept is handed out as zero";
   syscall(SYS_munlock, base, HZ3_SLICE_BYTES);
+}
+
+// One locked slice in a half of the chunk that has been dirty longest: everything else goes, and the slice when it can.
+TEST_F(Pages, LockedMemoryKeepsNothingElse) {
+  std::vector<hz3_span *> spans;
+  for (int i = 0; i < 3 * HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
+  for (hz3_span *span : spans) memset(span->base, 1, HZ3_SLICE_BYTES);
+  char *locked = spans[3]->base;
+  hz3_chunk *chunk = ChunkOf(spans[3]);
+  if (syscall(SYS_mlock, locked, HZ3_SLICE_BYTES) != 0) GTEST_SKIP() << "no memory may be locked here";
+  for (hz3_span *span : spans) Free(span);
+  EXPECT_TRUE(hz3_pages_purge_to(0));
+  EXPECT_EQ(Stats().dirty_bytes, 0u);
+  for (hz3_span *span : spans) {
+    EXPECT_EQ(ResidentBytes(span->base, HZ3_SLICE_BYTES), span == spans[3] ? HZ3_SLICE_BYTES : 0);
+  }
+  EXPECT_EQ(locked[0], 1);
+  EXPECT_FALSE(hz3_pages_purge_to(0));
+  syscall(SYS_munlock, locked, HZ3_SLICE_BYTES);
+  EXPECT_TRUE(hz3_pages_trim(false));
+  EXPECT_EQ(ResidentBytes(locked, HZ3_SLICE_BYTES), 0u);
+  EXPECT_EQ(chunk->dirty, 0u);
 }
 
 TEST_F(Pages, TrimUnmapsFreeChunksOnly) {

@@ -55,9 +55,9 @@ size_t hz3_idle_keep(size_t dirty_bytes, size_t low_water_bytes) {
   return dirty_bytes - hz3_min(hz3_min(low_water_bytes / 2, IDLE_PURGE_MOST_BYTES), dirty_bytes);
 }
 
-// Keeps the chunk on the dirty list exactly while it has dirty free slices; new ones go to the end.
+// Keeps the chunk on the dirty list exactly while it has something to purge; new ones go to the end.
 void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk) {
-  bool has_dirty = (chunk->free & chunk->dirty) != 0;
+  bool has_dirty = hz3_chunk_purgeable(chunk) != 0;
   if (has_dirty == chunk->on_dirty_list) return;
   chunk->on_dirty_list = has_dirty;
   if (has_dirty) {
@@ -74,16 +74,19 @@ void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk) {
   else hz3_pages.dirty_last = chunk->dirty_prev;
 }
 
-// Purges each run of slices in the mask; returns the slices that the kernel took.
+// Purges each run of slices in the mask, or where that is refused each slice; returns the slices that the kernel took.
 static uint64_t purge_runs(struct hz3_chunk *chunk, uint64_t mask) {
   uint64_t purged = 0;
-  while (mask != 0) {
+  for (unsigned most = HZ3_CHUNK_SLICES; mask != 0;) {
     unsigned first = (unsigned)__builtin_ctzll(mask);
     uint64_t rest = ~(mask >> first);
     unsigned count = rest == 0 ? HZ3_CHUNK_SLICES - first : (unsigned)__builtin_ctzll(rest);
+    count = hz3_min(count, most);
     uint64_t run = hz3_slice_mask(first, count);
-    if (hz3_os_purge(chunk->base + first * HZ3_SLICE_BYTES, count * HZ3_SLICE_BYTES)) purged |= run;
-    mask &= ~run;
+    bool done = hz3_os_purge(chunk->base + first * HZ3_SLICE_BYTES, count * HZ3_SLICE_BYTES);
+    if (done) purged |= run;
+    if (done || count == 1) mask &= ~run;
+    else most = 1;
   }
   return purged;
 }
@@ -92,10 +95,13 @@ static uint64_t purge_runs(struct hz3_chunk *chunk, uint64_t mask) {
 #define LOW_HALF ((uint64_t)UINT32_MAX)
 #define HIGH_HALF (~LOW_HALF)
 
-// The halves of the chunk that are free as a whole.
+// The halves of the chunk that are free, and can go, as a whole.
 static uint64_t free_halves(const struct hz3_chunk *chunk) {
-  return ((chunk->free & LOW_HALF) == LOW_HALF ? LOW_HALF : 0) | ((chunk->free & HIGH_HALF) == HIGH_HALF ? HIGH_HALF : 0);
+  uint64_t free = chunk->free & ~chunk->refused;
+  return ((free & LOW_HALF) == LOW_HALF ? LOW_HALF : 0) | ((free & HIGH_HALF) == HIGH_HALF ? HIGH_HALF : 0);
 }
+
+static uint64_t halves_of(uint64_t slices) { return (slices & LOW_HALF ? LOW_HALF : 0) | (slices & HIGH_HALF ? HIGH_HALF : 0); }
 
 // The chunk that has been dirty longest; rather one of which a half can go as a whole.
 static struct hz3_chunk *oldest_locked(void) {
@@ -106,20 +112,21 @@ static struct hz3_chunk *oldest_locked(void) {
   return hz3_pages.dirty_first;
 }
 
-// Purges one chunk; returns the slices that the kernel took. Lock held on entry and exit, not between.
-static unsigned purge_oldest_locked(void) {
+// Purges one chunk; false if there is none. `slices`: what the kernel took of what was dirty. What it refused is not tried again until
+// it was used, so that this ends. Lock held on entry and exit, not between.
+static bool purge_oldest_locked(unsigned *slices) {
   struct hz3_chunk *chunk = oldest_locked();
-  if (chunk == NULL) return 0;
+  if (chunk == NULL) return false;
   // Where huge pages are asked for, the kernel makes them afterwards, too, and would fill what is purged between blocks again.
   // So only halves go as long as there are any. When parts of halves have to go, those halves do without huge pages until they are
   // free as a whole; with the parts go the clean slices, which the huge pages made resident.
   uint64_t halves = free_halves(chunk), huge_before = chunk->huge;
   bool in_halves = (halves & chunk->dirty) != 0;
   uint64_t part = in_halves ? halves : ~halves;
-  if (!in_halves) chunk->huge &= halves;
+  uint64_t mask = chunk->free & ~chunk->refused & part & (chunk->dirty | huge_before), dirty = mask & chunk->dirty;
+  if (!in_halves) chunk->huge &= ~halves_of(mask);
   else if (hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS && !hz3_huge_pages_are_dear()) chunk->huge |= part;
-  uint64_t advised = chunk->huge ^ huge_before, mask = chunk->free & part & (chunk->dirty | huge_before);
-  uint64_t dirty = mask & chunk->dirty;
+  uint64_t advised = chunk->huge ^ huge_before;
   unsigned count = (unsigned)__builtin_popcountll(mask);
   chunk->free &= ~mask;
   hz3_pages.free_slices -= count;
@@ -134,14 +141,15 @@ static unsigned purge_oldest_locked(void) {
   uint64_t purged = purge_runs(chunk, mask);
   hz3_lock_acquire(&hz3_pages.lock);
   chunk->purged |= purged & dirty;
-  chunk->dirty &= ~purged;  // what the kernel refused (locked memory) stays dirty
+  chunk->dirty &= ~purged;
+  chunk->refused |= mask & ~purged;
   chunk->free |= mask;
   hz3_pages.free_slices += count;
-  hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(dirty & ~purged));
   hz3_pages.purges++;
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
-  return (unsigned)__builtin_popcountll(purged & dirty);
+  *slices = (unsigned)__builtin_popcountll(purged & dirty);
+  return true;
 }
 
 void hz3_pages_note_hollow_use(uint32_t purged_ms) {
@@ -149,14 +157,16 @@ void hz3_pages_note_hollow_use(uint32_t purged_ms) {
   if ((uint32_t)now - purged_ms <= REGRET_MS) __atomic_store_n(&hz3_pages.hollow_regret_ms, now, __ATOMIC_RELAXED);
 }
 
-void hz3_pages_purge_to(size_t keep_bytes) {
+bool hz3_pages_purge_to(size_t keep_bytes) {
+  bool any = false;
   hz3_lock_acquire(&hz3_pages.lock);
-  while (hz3_pages.dirty_slices * HZ3_SLICE_BYTES > keep_bytes) {
-    unsigned slices = purge_oldest_locked();
-    if (slices == 0) break;
+  for (unsigned slices; hz3_pages.dirty_slices * HZ3_SLICE_BYTES > keep_bytes && purge_oldest_locked(&slices);) {
+    if (slices == 0) continue;
     hz3_retention_note_purge(&hz3_pages.retention, slices * HZ3_SLICE_BYTES, hz3_pages_used_bytes_locked());
+    any = true;
   }
   hz3_lock_release(&hz3_pages.lock);
+  return any;
 }
 
 void hz3_pages_purge_idle(void) {
@@ -165,8 +175,7 @@ void hz3_pages_purge_idle(void) {
   size_t keep = hz3_round_up(keep_bytes, HZ3_SLICE_BYTES) / HZ3_SLICE_BYTES;
   bool is_early = hz3_os_now_ms() - __atomic_load_n(&hz3_pages.hollow_regret_ms, __ATOMIC_RELAXED) <= REGRET_MS;
   hz3_pages_set_giving_back(hz3_pages.dirty_slices > keep && !is_early);
-  while (hz3_pages.dirty_slices > keep && purge_oldest_locked() != 0) {
-  }
+  for (unsigned slices; hz3_pages.dirty_slices > keep && purge_oldest_locked(&slices);) continue;
   hz3_pages.dirty_low_water = hz3_pages.dirty_slices;
   hz3_lock_release(&hz3_pages.lock);
 }
@@ -176,9 +185,9 @@ static bool unmap_one_chunk(void) {
   hz3_lock_acquire(&hz3_pages.lock);
   struct hz3_chunk *chunk = hz3_pages.by_run[HZ3_CHUNK_SLICES];
   if (chunk != NULL) {
+    hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk)));
     chunk->free = 0;
     hz3_pages.free_slices -= HZ3_CHUNK_SLICES;
-    hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(chunk->dirty));
     hz3_chunk_note_dirty_locked(chunk);
     hz3_chunk_relist_locked(chunk);
   }
@@ -193,7 +202,7 @@ static bool unmap_one_chunk(void) {
   } else {  // too many maps: keep it
     chunk->free = ~(uint64_t)0;
     hz3_pages.free_slices += HZ3_CHUNK_SLICES;
-    hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(chunk->dirty));
+    hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk)));
     hz3_chunk_note_dirty_locked(chunk);
     hz3_chunk_relist_locked(chunk);
   }
@@ -201,10 +210,22 @@ static bool unmap_one_chunk(void) {
   return unmapped;
 }
 
+// What was locked may be no more.
+static void forget_refusals(void) {
+  hz3_lock_acquire(&hz3_pages.lock);
+  for (unsigned run = 1; run <= HZ3_CHUNK_SLICES; run++) {
+    for (struct hz3_chunk *chunk = hz3_pages.by_run[run]; chunk != NULL; chunk = chunk->next) {
+      hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(chunk->free & chunk->dirty & chunk->refused));
+      chunk->refused = 0;
+      hz3_chunk_note_dirty_locked(chunk);
+    }
+  }
+  hz3_lock_release(&hz3_pages.lock);
+}
+
 bool hz3_pages_trim(bool unmap) {
-  size_t before = hz3_read_figure(&hz3_pages.dirty_slices);
-  hz3_pages_purge_to(0);
-  bool any = before != 0;
+  forget_refusals();
+  bool any = hz3_pages_purge_to(0);
   while (unmap && unmap_one_chunk()) any = true;
   return any;
 }
