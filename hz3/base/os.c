@@ -172,17 +172,17 @@ uint64_t hz3_os_thread_ns(void) {
   return (uint64_t)used.tv_sec * 1000000000u + (uint64_t)used.tv_nsec;
 }
 
-enum { CPUS = 1024, MASK_BITS = 8 * sizeof(unsigned long) };
+enum { CPUS = 8192, MASK_BITS = 8 * sizeof(unsigned long) };  // the most that Linux can be built for, on x86-64
 static uint16_t cpu_ranks[CPUS];
 
 unsigned hz3_os_cpu_count(void) {
   // The affinity mask, not sysconf: sysconf opens files, and may allocate.
-  unsigned long mask[CPUS / MASK_BITS] = {0};
+  unsigned long mask[CPUS / MASK_BITS];
   int saved = errno;
-  syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
+  long mask_bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
   errno = saved;
   unsigned count = 0;
-  for (unsigned cpu = 0; cpu < CPUS; cpu++) {
+  for (unsigned cpu = 0; (long)cpu < mask_bytes * 8; cpu++) {
     cpu_ranks[cpu] = (uint16_t)count;
     count += mask[cpu / MASK_BITS] >> cpu % MASK_BITS & 1;
   }
