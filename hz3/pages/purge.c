@@ -175,7 +175,8 @@ void hz3_pages_purge_idle(void) {
   size_t keep = hz3_round_up(keep_bytes, HZ3_SLICE_BYTES) / HZ3_SLICE_BYTES;
   bool is_early = hz3_os_now_ms() - __atomic_load_n(&hz3_pages.hollow_regret_ms, __ATOMIC_RELAXED) <= REGRET_MS;
   hz3_pages_set_giving_back(hz3_pages.dirty_slices > keep && !is_early);
-  for (unsigned slices; hz3_pages.dirty_slices > keep && purge_oldest_locked(&slices);) continue;
+  size_t left = hz3_pages.dirty_slices - keep;  // not also what others free meanwhile
+  for (unsigned slices; left > 0 && hz3_pages.dirty_slices > keep && purge_oldest_locked(&slices);) left -= hz3_min(left, slices);
   hz3_pages.dirty_low_water = hz3_pages.dirty_slices;
   hz3_lock_release(&hz3_pages.lock);
 }
