@@ -250,7 +250,7 @@ static size_t shrinking_capacity(unsigned c, size_t capacity) {
 // what lives, because free objects in the depot pin the spans they lie in: a fixed limit would keep a heap that has been
 // freed in random order from ever going back. And in proportion to the threads that exchange: a thread alone does better with
 // what its spans hand out in order of addresses (docs/decisions/0004). While memory is being given back none is kept but in
-// proportion: a few of every class would be a third of what is left.
+// proportion: a few of every class would be an eighth of what stays resident.
 static size_t depot_limit(unsigned c, size_t magazine_objects) {
   size_t most = hz3_min(hz3_heap_count() * HZ3_HEAP_BYTES, HZ3_DEPOT_BYTES) / class_bytes(c);
   size_t fewest = hz3_pages_is_giving_back() ? 0 : FEWEST_IN_DEPOT;
