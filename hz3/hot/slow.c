@@ -34,7 +34,7 @@ enum {
   MISSES_TO_GROW = 32,             // slow paths of a class per tick that call for bigger magazines
   EMPTIES_KEPT = 8,                // empty magazines a heap keeps; half of them go back in one operation
   FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking
-  FEWEST_IN_DEPOT = 2              // magazines of a class that the depot may keep in any case
+  FEWEST_IN_DEPOT = 2              // magazines of a class that the depot may keep while no memory is being given back
 };
 
 static uint64_t last_tick_ms;
@@ -250,7 +250,7 @@ static size_t shrinking_capacity(unsigned c, size_t capacity) {
 // what lives, because free objects in the depot pin the spans they lie in: a fixed limit would keep a heap that has been
 // freed in random order from ever going back. And in proportion to the threads that exchange: a thread alone does better with
 // what its spans hand out in order of addresses (docs/decisions/0004). While memory is being given back none is kept but in
-// proportion: a few of every class would be an eighth of what stays resident.
+// proportion: a few of every class would be a tenth of what stays resident.
 static size_t depot_limit(unsigned c, size_t magazine_objects) {
   size_t most = hz3_min(hz3_heap_count() * HZ3_HEAP_BYTES, HZ3_DEPOT_BYTES) / class_bytes(c);
   size_t fewest = hz3_pages_is_giving_back() ? 0 : FEWEST_IN_DEPOT;
