@@ -357,7 +357,9 @@ static void tick(struct hz3_heap *heap) {
   // One thread does the common part.
   if (now - last < HZ3_TICK_MS || !__atomic_compare_exchange_n(&last_tick_ms, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
     return;
-  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) drain_depot(heap, c, (hz3_depot_take_low_water(c) + 1) / 2);
+  uint32_t unused[HZ3_CLASS_COUNT];
+  hz3_depot_take_low_water(unused);
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) drain_depot(heap, c, (unused[c] + 1) / 2);
   drain_parked(now - HZ3_TICK_MS);
   drain_shared();
   hz3_pages_purge_idle();

@@ -5,12 +5,12 @@
 #include "hz3/base/lock.h"
 #include "hz3/base/metadata.h"
 #include "hz3/base/os.h"
-#include "hz3/base/size_class.h"
 #include "hz3/config.h"
 #include "hz3/remote/stack.h"
 
 enum { SLAB_UNITS = 128, UNIT_BYTES = 512, MAX_SLABS = 1 << 16 };  // 4 GiB of magazines, for 500 million objects
 HZ3_STATIC_ASSERT(SLAB_UNITS * MAX_SLABS <= 1 << HZ3_STACK_INDEX_BITS, "every magazine has an index");
+enum { POOLS_ASKED = 8 };  // of other CPUs, before a magazine is made
 enum { ALWAYS_KEPT_MOST_BYTES = 256 };  // of bigger objects it would be too much after a burst (docs/decisions/0029)
 enum { MAX_CPUS = 512, MAX_SHARDS = (MAX_CPUS + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD };
 
@@ -23,6 +23,7 @@ static struct {
   struct hz3_stack warm[HZ3_CLASS_COUNT];
   struct hz3_stack pools[HZ3_MAGAZINE_LEVELS];
   size_t warm_bytes;  // of objects; modulo 2^64
+  uint16_t pool_away;  // how far from this CPU is the one, 0 for the next, that is asked if its own pool has nothing
   uint16_t away[HZ3_CLASS_COUNT];  // how far from the CPU's own shard is the one, 0 for the next, that is asked if its own has nothing
 } __attribute__((aligned(HZ3_CACHE_LINE))) cpus[MAX_CPUS];
 static struct {
@@ -64,14 +65,27 @@ static struct hz3_magazine *carve_locked(unsigned level) {
   return magazine;
 }
 
+// A few other CPUs are asked, first the one that had some the last time: to ask all would read a line of each, whenever threads
+// free what others allocate.
+static struct hz3_magazine *alloc_away(unsigned cpu, unsigned level, uint32_t wanted, uint32_t *count) {
+  unsigned others = cpu_count - 1, away = __atomic_load_n(&cpus[cpu].pool_away, __ATOMIC_RELAXED);
+  struct hz3_magazine *magazine = NULL;
+  for (unsigned left = hz3_min(others, POOLS_ASKED); left > 0; left--) {
+    magazine = hz3_stack_pop(&cpus[(cpu + 1 + away) % cpu_count].pools[level], wanted, count);
+    if (magazine != NULL) break;
+    away = (away + 1) % others;
+  }
+  __atomic_store_n(&cpus[cpu].pool_away, (uint16_t)away, __ATOMIC_RELAXED);
+  return magazine;
+}
+
 struct hz3_magazine *hz3_magazine_alloc(unsigned level, uint32_t wanted, uint32_t *count) {
   unsigned own = own_cpu();
-  for (unsigned i = 0; i < cpu_count; i++) {
-    struct hz3_magazine *magazine = hz3_stack_pop(&cpus[(own + i) % cpu_count].pools[level], wanted, count);
-    if (magazine != NULL) return magazine;
-  }
+  struct hz3_magazine *magazine = hz3_stack_pop(&cpus[own].pools[level], wanted, count);
+  if (magazine == NULL) magazine = alloc_away(own, level, wanted, count);
+  if (magazine != NULL) return magazine;
   hz3_lock_acquire(&carve_lock);
-  struct hz3_magazine *magazine = carve_locked(level);
+  magazine = carve_locked(level);
   hz3_lock_release(&carve_lock);
   *count = magazine != NULL;
   return magazine;
@@ -206,11 +220,16 @@ static uint32_t take_low_water(struct hz3_stack *stack) {
   return unused;
 }
 
-uint32_t hz3_depot_take_low_water(unsigned size_class) {
-  uint32_t unused = 0;
-  for (unsigned i = 0; i < cpu_count; i++) unused += take_low_water(&cpus[i].warm[size_class]);
-  for (unsigned i = 0; i < shard_count; i++) unused += take_low_water(&cool[i][size_class].stack);
-  return unused;
+void hz3_depot_take_low_water(uint32_t unused[HZ3_CLASS_COUNT]) {
+  for (unsigned c = 0; c < HZ3_CLASS_COUNT; c++) unused[c] = 0;
+  for (unsigned i = 0; i < cpu_count; i++) {
+    // Most CPUs of a big machine have nothing: one line of theirs is read instead of all.
+    if (__atomic_load_n(&cpus[i].warm_bytes, __ATOMIC_RELAXED) == 0) continue;
+    for (unsigned c = 0; c < HZ3_CLASS_COUNT; c++) unused[c] += take_low_water(&cpus[i].warm[c]);
+  }
+  for (unsigned i = 0; i < shard_count; i++) {
+    for (unsigned c = 0; c < HZ3_CLASS_COUNT; c++) unused[c] += take_low_water(&cool[i][c].stack);
+  }
 }
 
 static size_t objects_on(const struct hz3_stack *stack) {

@@ -9,6 +9,7 @@
 #define HZ3_REMOTE_REMOTE_H_
 
 #include "hz3/base/base.h"
+#include "hz3/base/size_class.h"
 
 HZ3_BEGIN_DECLS
 
@@ -51,8 +52,8 @@ struct hz3_magazine *hz3_depot_pop(unsigned size_class);
 struct hz3_magazine *hz3_depot_drain(unsigned size_class);  // any magazine: the oldest, or one of the CPU with most; NULL if empty
 // The same, but rather the newest of this CPU, which goes back to spans that other CPUs have less to do with.
 struct hz3_magazine *hz3_depot_drain_own(unsigned size_class);
-// For the tick: how many magazines of the class nobody needed since the last call; resets the mark.
-uint32_t hz3_depot_take_low_water(unsigned size_class);
+// For the tick: how many magazines of each class nobody needed since the last call; resets the marks.
+void hz3_depot_take_low_water(uint32_t unused[HZ3_CLASS_COUNT]);
 
 // Objects of the class in the depot. Walks the stacks: statistics, racy.
 size_t hz3_depot_objects(unsigned size_class);
