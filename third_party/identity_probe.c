@@ -40,7 +40,7 @@ static void print_jemalloc(void)
     printf("jemalloc %.5s", version);
 }
 
-// These two carry no version; a symbol that only they export has to do.
+// These carry no version; a symbol that only they export has to do.
 static void print_snmalloc(void)
 {
     own_symbol("__malloc_end_pointer");
@@ -56,6 +56,13 @@ static void print_google_tcmalloc(void)
     printf("google_tcmalloc per_cpu=%d", per_cpu_active() & 1);
 }
 
+static void print_rpmalloc(void)
+{
+    int (*thread_initialized)(void) = own_symbol("rpmalloc_is_thread_initialized");
+    free(malloc(1));  // a thread's heap comes up with its first use
+    printf("rpmalloc thread_initialized=%d", thread_initialized() != 0);
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
@@ -64,7 +71,7 @@ int main(int argc, char **argv)
     } peers[] = {
         {"gperftools", print_gperftools}, {"mimalloc", print_mimalloc},
         {"jemalloc", print_jemalloc},     {"snmalloc", print_snmalloc},
-        {"google_tcmalloc", print_google_tcmalloc},
+        {"google_tcmalloc", print_google_tcmalloc}, {"rpmalloc", print_rpmalloc},
     };
     for (size_t i = 0; argc == 2 && i < sizeof peers / sizeof peers[0]; i++) {
         if (strcmp(argv[1], peers[i].name) == 0) {

@@ -105,6 +105,14 @@ def _peer_repositories():
         sha256 = "33e204268a3b09862788a2894346c768b95b2cb29cba42c5e2bb9ea7f48fa317",
         version = "0.1.14",
     )
+    maybe(
+        crate_archive,
+        name = "rpmalloc",
+        build_file = "@hz3//third_party/rpmalloc:rpmalloc.BUILD",
+        crate = "rpmalloc-sys",
+        sha256 = "8d4b7d5e225a53887ee57fcec492eaf114b8e290f7072d035adc6ddd6810b67b",
+        version = "0.2.3+b097fd0",
+    )
 
 def hz3_repositories():
     _bazel_itself_repositories()

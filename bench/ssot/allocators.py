@@ -51,6 +51,7 @@ PEERS = {
     "jemalloc": ("//third_party/jemalloc:libjemalloc.so", True),
     "snmalloc": ("//third_party/snmalloc:libsnmalloc.so", True),
     "google": ("//third_party/google_tcmalloc:libgoogle_tcmalloc.so", True),
+    "rpmalloc": ("//third_party/rpmalloc:librpmalloc.so", True),
 }
 LANES = ("fast", "scale", "checked", "tiny")
 DEFAULT_PEERS = "system,tcmalloc"
