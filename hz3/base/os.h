@@ -15,7 +15,7 @@ HZ3_BEGIN_DECLS
 void *hz3_os_map(void *hint, size_t bytes);
 // The same at a multiple of `align` (a power of two >= the page size).
 void *hz3_os_map_aligned(void *hint, size_t bytes, size_t align);
-// Makes part of such a reservation, or protected pages, writable. False if the kernel refuses.
+// Makes protected pages writable. False if the kernel refuses.
 bool hz3_os_make_writable(void *start, size_t bytes);
 // Makes whole pages fault on any access. False if the kernel refuses (too many maps); nothing changed then.
 bool hz3_os_protect(void *start, size_t bytes);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the large box, see large.h.
-// Locks: hz3_ranges.lock; system calls are made without it, on ranges that are in no list.
+// Locks: hz3_ranges.lock; system calls are made without it, on ranges that are in no list. Before it one to map more, rank GROWTH.
 #include "hz3/large/large.h"
 
+#include "hz3/base/growth.h"
 #include "hz3/base/os.h"
 #include "hz3/config.h"
 #include "hz3/large/range.h"
@@ -23,6 +24,8 @@ enum { DESCRIPTORS_PER_ALLOC = 2 };
 // share the huge pages at their ends.
 #define MAP_ALONE_MIN_BYTES ((size_t)4 * 1024 * 1024)
 #define MAP_AHEAD_MAX_BYTES ((size_t)64 * 1024 * 1024)
+
+static struct hz3_growth growth = HZ3_GROWTH_INIT;
 
 // Address space for a block: a sixteenth of its power of two as granule keeps the pieces reusable; only memory that is
 // touched costs anything.
@@ -206,8 +209,7 @@ static void make_way(size_t bytes) {
   if (keeps_too_little) purge_to(HZ3_RETAIN_MIN_BYTES, false);
 }
 
-static bool map_more(size_t bytes) {
-  make_way(bytes);
+static bool map_range(size_t bytes) {
   size_t wanted = mapping_bytes(bytes);
   char *start = map_below(wanted, HZ3_HUGE_PAGE_BYTES);
   if (start != NULL) bytes = wanted;
@@ -224,17 +226,28 @@ static bool map_more(size_t bytes) {
   return true;
 }
 
+// False if the kernel gives no more; `count` is that of growths when nothing was found.
+static bool map_more(size_t count, size_t bytes) {
+  make_way(bytes);
+  if (!hz3_growth_begin(&growth, count)) return true;
+  bool any = map_range(bytes);
+  hz3_growth_end(&growth, any);
+  return any;
+}
+
 static struct hz3_range *alloc_range(size_t bytes, size_t align) {
   if (bytes > PTRDIFF_MAX || align > PTRDIFF_MAX - bytes) return NULL;
   size_t usable = page_round(hz3_max(bytes, 1)), place = placement_bytes(usable);
   align = hz3_max(align, HZ3_SLICE_BYTES);
   size_t map_bytes = place + (align > HZ3_SLICE_BYTES ? align : 0);
   struct hz3_range *range = NULL;
+  size_t growths;
   do {
+    growths = hz3_growth_count(&growth);
     if (!hz3_ranges_lock_with_descriptors(DESCRIPTORS_PER_ALLOC)) return NULL;
     range = take_locked(usable, place, align);
     hz3_lock_release(&hz3_ranges.lock);
-  } while (range == NULL && map_more(map_bytes));
+  } while (range == NULL && map_more(growths, map_bytes));
   return range;
 }
 
@@ -449,5 +462,12 @@ void hz3_large_get_stats(struct hz3_large_stats *stats) {
   hz3_lock_release(&hz3_ranges.lock);
 }
 
-void hz3_large_fork_prepare(void) { hz3_lock_acquire_for_fork(&hz3_ranges.lock); }
-void hz3_large_fork_release(void) { hz3_lock_release_for_fork(&hz3_ranges.lock); }
+void hz3_large_fork_prepare(void) {
+  hz3_lock_acquire_for_fork(&growth.lock);
+  hz3_lock_acquire_for_fork(&hz3_ranges.lock);
+}
+
+void hz3_large_fork_release(void) {
+  hz3_lock_release_for_fork(&hz3_ranges.lock);
+  hz3_lock_release_for_fork(&growth.lock);
+}

@@ -52,7 +52,7 @@ HZ3_INLINE void *hz3_page_map_large_of(const void *pointer) {
 void hz3_page_map_set_large(const void *pointer, void *large);  // NULL clears; the range must be reserved
 // Makes the map ready for [start, start + bytes). False when out of memory.
 bool hz3_page_map_reserve(const void *start, size_t bytes);
-// One bit per slice of the MiB: memory may be non-zero. For the box that owns the MiB, under its lock.
+// One bit per slice of the MiB: memory may be non-zero. For who owns the slices: the large box, or the thread whose block they are.
 uint16_t *hz3_page_map_dirty_mask(const void *pointer);
 
 HZ3_END_DECLS

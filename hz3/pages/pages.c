@@ -2,10 +2,11 @@
 // What it is: chunks and spans: finding, splitting and merging runs of slices.
 // Called by: small, medium, hot through pages.h.
 // Owns: hz3_pages.
-// Locks: hz3_pages.lock, rank PAGES.
+// Locks: hz3_pages.lock, rank PAGES; before it one to map more, rank GROWTH.
 #include "hz3/pages/pages.h"
 
 #include "hz3/base/fatal.h"
+#include "hz3/base/growth.h"
 #include "hz3/base/metadata.h"
 #include "hz3/base/os.h"
 #include "hz3/config.h"
@@ -27,6 +28,7 @@ enum { PURGE_AHEAD_BYTES = HZ3_RETAIN_MIN_BYTES / 4, PURGE_MOST_BYTES = 8 * HZ3_
 // chunks, whose huge pages need access to all of them.
 enum { ROOM_BEFORE_FIRST = 1024 * 1024 };
 
+static struct hz3_growth growth = HZ3_GROWTH_INIT;
 struct hz3_pages hz3_pages = {.lock = HZ3_LOCK_INIT(HZ3_RANK_PAGES), .retention = HZ3_RETENTION_INIT};
 
 // Start positions of free runs of at least `count` slices: bit i set when bits i .. i+count-1 are set in `mask`.
@@ -203,7 +205,7 @@ static bool map_first(void) {
     hz3_os_unmap(base - ROOM_BEFORE_FIRST, ROOM_BEFORE_FIRST + HZ3_CHUNK_BYTES + guard);
     return false;
   }
-  __atomic_store_n(&hz3_pages.last_base, base, __ATOMIC_RELAXED);
+  hz3_pages.last_base = base;
   return true;
 }
 
@@ -214,14 +216,17 @@ static uint64_t huge_slices(size_t bytes, size_t chunks_before) {
 }
 
 // Maps more chunks: an eighth of what is there, so that big heaps make few system calls and little is over-reserved.
-static bool grow(bool may_be_huge) {
-  uint64_t now = hz3_os_now_ms(), before = __atomic_exchange_n(&hz3_pages.grown_ms, now, __ATOMIC_RELAXED);
-  // Relaxed: a flag, nothing is published by it.
-  if (HZ3_CHECKED && !__atomic_exchange_n(&hz3_pages.has_had_first, true, __ATOMIC_RELAXED) && map_first()) return true;
+static bool map_chunks(bool may_be_huge) {
+  uint64_t now = hz3_os_now_ms(), before = hz3_pages.grown_ms;
+  hz3_pages.grown_ms = now;
+  if (HZ3_CHECKED && !hz3_pages.has_had_first) {
+    hz3_pages.has_had_first = true;
+    if (map_first()) return true;
+  }
   size_t chunks = hz3_read_figure(&hz3_pages.chunks), wanted = hz3_max(1, hz3_min(chunks / 8, MAX_CHUNKS_PER_MAP));
   if (HZ3_CHECKED && chunks < SINGLE_CHUNKS) wanted = 1;
   size_t guard = HZ3_CHECKED && chunks < GUARDED_CHUNKS ? hz3_os_page_bytes() : 0;
-  char *last = __atomic_load_n(&hz3_pages.last_base, __ATOMIC_RELAXED);
+  char *last = hz3_pages.last_base;
   for (; wanted > 0; wanted /= 2) {
     size_t bytes = wanted * HZ3_CHUNK_BYTES;
     // What lies between the guard and the next chunk is not mapped: it costs no limit anything.
@@ -229,7 +234,7 @@ static bool grow(bool may_be_huge) {
     char *base = (char *)hz3_os_map_aligned(hint, bytes + guard, HZ3_CHUNK_BYTES);
     if (base == NULL) continue;
     if (guard != 0) hz3_os_protect(base + bytes, guard);  // refused (too many maps): a page that nobody uses
-    __atomic_store_n(&hz3_pages.last_base, base, __ATOMIC_RELAXED);
+    hz3_pages.last_base = base;
     bool is_growing = chunks >= HZ3_SMALL_PAGE_CHUNKS || (chunks > 0 && now - before <= HZ3_FAST_GROWTH_MS);
     size_t huge_bytes = may_be_huge && is_growing ? hz3_huge_pages_ask(base, bytes) : 0;
     size_t added = 0;
@@ -239,6 +244,14 @@ static bool grow(bool may_be_huge) {
     return added > 0;
   }
   return false;
+}
+
+// False if the kernel gives no more; `count` is that of growths when nothing was found.
+static bool grow(size_t count, bool may_be_huge) {
+  if (!hz3_growth_begin(&growth, count)) return true;
+  bool any = map_chunks(may_be_huge);
+  hz3_growth_end(&growth, any);
+  return any;
 }
 
 static void note_opened(unsigned size_class, unsigned home) {
@@ -256,8 +269,11 @@ static struct hz3_span *alloc_span(unsigned size_class, unsigned home, bool only
   uint32_t *words = HZ3_CHECKED ? hz3_object_words_alloc(size_class) : NULL;
   if (HZ3_CHECKED && words == NULL) return NULL;
   struct hz3_span *span;
-  do span = take_span(size_class, home, only_there);
-  while (span == NULL && !only_there && grow(!is_one_of_many(size_class, home)));
+  size_t growths;
+  do {
+    growths = hz3_growth_count(&growth);
+    span = take_span(size_class, home, only_there);
+  } while (span == NULL && !only_there && grow(growths, !is_one_of_many(size_class, home)));
   if (span == NULL || (HZ3_CHECKED && span->is_closed && !open_span(span))) {
     if (HZ3_CHECKED) hz3_object_words_free(size_class, words);
     return NULL;
@@ -305,5 +321,12 @@ void hz3_pages_get_stats(struct hz3_pages_stats *stats) {
   hz3_lock_release(&hz3_pages.lock);
 }
 
-void hz3_pages_fork_prepare(void) { hz3_lock_acquire_for_fork(&hz3_pages.lock); }
-void hz3_pages_fork_release(void) { hz3_lock_release_for_fork(&hz3_pages.lock); }
+void hz3_pages_fork_prepare(void) {
+  hz3_lock_acquire_for_fork(&growth.lock);
+  hz3_lock_acquire_for_fork(&hz3_pages.lock);
+}
+
+void hz3_pages_fork_release(void) {
+  hz3_lock_release_for_fork(&hz3_pages.lock);
+  hz3_lock_release_for_fork(&growth.lock);
+}

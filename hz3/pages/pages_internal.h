@@ -21,6 +21,11 @@ HZ3_BEGIN_DECLS
 // several homes has of a class of small blocks: of many such spans little is used (docs/decisions/0022).
 enum { HZ3_SMALL_PAGE_CHUNKS = 2, HZ3_FAST_GROWTH_MS = 50 };
 
+// In a bigger heap halves keep the advice that they have: where that of neighbours differs, a mapping ends, and the kernel allows
+// a process 65,530. These make 8,192 at most. There, what was purged may become resident again, as slowly as the kernel makes
+// huge pages on its own (docs/decisions/0022).
+enum { HZ3_ADVISED_CHUNKS = 4096 };
+
 struct hz3_chunk {
   char *base;
   uint64_t free, dirty, purged;        // one bit per slice, lock: pages; purged: given back and not used since
@@ -46,17 +51,17 @@ struct hz3_pages {
   struct hz3_retention retention;
   size_t chunks, free_slices, purges;
   size_t dirty_slices;     // free, dirty, and not refused
-  bool has_had_first;      // a chunk was mapped, whatever became of it; atomic
+  bool has_had_first;      // checked lane: a chunk was mapped, whatever became of it; lock: growth
   bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
   uint64_t hollow_regret_ms;  // when a span was last used again too early; atomic
-  uint64_t grown_ms;  // when the last chunk was mapped; atomic
+  uint64_t grown_ms;  // when the last chunk was mapped; lock: growth
   bool has_opened[HZ3_CLASS_COUNT][HZ3_SPAN_HOMES];  // a span of the class was allocated for the home; atomic
   bool has_homes;  // and for more than one home; atomic
   uint64_t huge_dear_until_ms, huge_pause_ms;  // no huge pages until then; for so long the last time, 0 if one was cheap since; atomic
   size_t huge_asked_bytes;  // atomic, like huge_last:
   char *huge_last;          // a page of what was asked for last
   size_t dirty_low_water;  // fewest dirty free slices since the last tick
-  char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps
+  char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps; lock: growth
 };
 extern struct hz3_pages hz3_pages;
 
@@ -77,7 +82,7 @@ void hz3_page_map_set_span(struct hz3_span *span);  // whose slices must be rese
 void hz3_page_map_clear_span(struct hz3_span *span);
 
 // tag_map.c
-void hz3_tag_map_cover(const char *start, size_t bytes);  // widens the window if possible; takes the lock itself
+void hz3_tag_map_cover(const char *start, size_t bytes);  // widens the window if possible; lock: growth, takes that of the box itself
 void hz3_tag_map_set_locked(const char *start, size_t slices, int tag);
 
 // pages.c

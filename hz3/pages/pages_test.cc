@@ -106,6 +106,8 @@ class Pages : public testing::Test {
   std::set<hz3_span *> live_;
 };
 
+class HugePages : public Pages, public testing::WithParamInterface<int> {};
+
 TEST_F(Pages, EveryClassGetsAnAlignedTaggedSpan) {
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
     hz3_span *span = Alloc(c);
@@ -384,27 +386,36 @@ TEST_F(Pages, TheFirstTouchTellsWhetherHugePagesAreDear) {
 }
 
 // Each half of a chunk asks for its huge page until a part of it is purged, and again once it is purged as a whole. The first
-// chunks begin to when they are purged.
-TEST_F(Pages, HalvesOfChunksAskForHugePagesEach) {
+// chunks begin to when they are purged. In a heap that is said to have `more_chunks` none of that, for each change may be a mapping.
+TEST_P(HugePages, HalvesOfChunksAskForEach) {
+  const size_t more_chunks = static_cast<size_t>(GetParam());
+  const bool is_vast = more_chunks > 0;
   const uint64_t low = UINT32_MAX, all = ~uint64_t{0};
   std::vector<hz3_span *> spans;
   for (int i = 0; i < (HZ3_SMALL_PAGE_CHUNKS + 1) * HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
   hz3_chunk *first = ChunkOf(spans.front()), *last = ChunkOf(spans.back());
   EXPECT_EQ(first->huge, 0u);
   EXPECT_EQ(last->huge, all);
+  hz3_pages.chunks += more_chunks;
   std::map<hz3_chunk *, hz3_span *> pins;
   for (hz3_span *span : spans) {
     if (span->first_slice == HZ3_CHUNK_SLICES / 2) pins[ChunkOf(span)] = span;
     else Free(span);
   }
   hz3_pages_purge_to(0);
-  EXPECT_EQ(first->huge, low);
-  EXPECT_EQ(last->huge, low);
+  EXPECT_EQ(first->huge, is_vast ? 0 : low);
+  EXPECT_EQ(last->huge, is_vast ? all : low);
   for (auto &pin : pins) Free(pin.second);
   hz3_pages_purge_to(0);
-  EXPECT_EQ(first->huge, all);
+  hz3_pages.chunks -= more_chunks;
+  EXPECT_EQ(first->huge, is_vast ? 0 : all);
   EXPECT_EQ(last->huge, all);
+  EXPECT_EQ(Stats().dirty_bytes, 0u);
 }
+
+INSTANTIATE_TEST_SUITE_P(Heap, HugePages, testing::Values(0, HZ3_ADVISED_CHUNKS), [](const testing::TestParamInfo<int> &info) {
+  return info.param == 0 ? "OfSomeChunks" : "OfVeryMany";
+});
 
 // A span that is used again right after its pages were purged says that ticks came too early for all of them.
 TEST_F(Pages, TicksSpareHollowSpansForASecondAfterEarlyUse) {

@@ -124,8 +124,9 @@ static bool purge_oldest_locked(unsigned *slices) {
   bool in_halves = (halves & chunk->dirty) != 0;
   uint64_t part = in_halves ? halves : ~halves;
   uint64_t mask = chunk->free & ~chunk->refused & part & (chunk->dirty | huge_before), dirty = mask & chunk->dirty;
-  if (!in_halves) chunk->huge &= ~halves_of(mask);
-  else if (hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS && !hz3_huge_pages_are_dear()) chunk->huge |= part;
+  bool may_advise = hz3_pages.chunks <= HZ3_ADVISED_CHUNKS;
+  if (may_advise && !in_halves) chunk->huge &= ~halves_of(mask);
+  if (may_advise && in_halves && hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS && !hz3_huge_pages_are_dear()) chunk->huge |= part;
   uint64_t advised = chunk->huge ^ huge_before;
   unsigned count = (unsigned)__builtin_popcountll(mask);
   chunk->free &= ~mask;

@@ -60,8 +60,8 @@ static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
 
 static bool is_carved(const struct hz3_span *span) { return span->carved == hz3_size_classes[span->size_class].objects; }
 
-// The emptiest span with room, for another home. Not one that is still being carved, of which each home mostly has one:
-// those who grow side by side would take it from each other, and share them all.
+// The emptiest span with room, for another home. Rather not one that is still being carved, of which each home mostly has one, the
+// first of its list: those who grow side by side would take it from each other, and share them all.
 static struct hz3_span *emptiest_locked(const struct hz3_span_store *store) {
   for (int i = HZ3_SPAN_LISTS - 1; i >= 0; i--) {
     struct hz3_span *span = store->lists[i];

@@ -5,6 +5,7 @@
 #include "hz3/pages/tag_map.h"
 
 #include "hz3/base/os.h"
+#include "hz3/pages/page_map.h"
 #include "hz3/pages/pages_internal.h"
 
 // 256 KiB of table, of which only touched pages cost memory: one window serves all but huge heaps.
@@ -36,17 +37,23 @@ static uintptr_t place_window(const struct hz3_tag_map *old, uintptr_t start, ui
   return bytes;
 }
 
-static void copy_tags(struct hz3_tag_map *to, const struct hz3_tag_map *from) {
-  int16_t *tags = to->tags + (from->slices == 0 ? 0 : (from->base - to->base) / HZ3_SLICE_BYTES);
-  for (size_t i = 0; i < from->slices; i++) {
-    if (from->tags[i] != 0) tags[i] = from->tags[i];  // zeroes are there already, and cost no memory
+// Where no chunk was ever, there are only zeroes; reading them takes long in a window that a program's reservations have made wide.
+static void copy_tags_locked(struct hz3_tag_map *to, const struct hz3_tag_map *from) {
+  uintptr_t end = from->base + from->slices * HZ3_SLICE_BYTES, next;
+  for (uintptr_t at = from->base; at < end && at >> HZ3_ADDRESS_BITS == 0; at = next) {
+    next = hz3_min(hz3_round_down(at, HZ3_PAGE_MAP_LEAF_BYTES) + HZ3_PAGE_MAP_LEAF_BYTES, end);
+    if (hz3_page_map_leaf_of((const void *)at) == NULL) continue;
+    const int16_t *tags = &from->tags[(at - from->base) / HZ3_SLICE_BYTES];
+    int16_t *copy = &to->tags[(at - to->base) / HZ3_SLICE_BYTES];
+    for (size_t i = 0; i < (next - at) / HZ3_SLICE_BYTES; i++) {
+      if (tags[i] != 0) copy[i] = tags[i];  // zeroes are there already, and cost no memory
+    }
   }
 }
 
 void hz3_tag_map_cover(const char *start, size_t bytes) {
   uintptr_t first = (uintptr_t)start, end = first + bytes, base = 0;
-  // Acquire: pairs with the release below: the old table's window is read here, and its tags are copied.
-  const struct hz3_tag_map *old = __atomic_load_n(&hz3_tag_map, __ATOMIC_ACQUIRE);
+  const struct hz3_tag_map *old = hz3_tag_map;
   if (covers(old, first, end)) return;
   uintptr_t window = place_window(old, first, end, &base);
   struct hz3_tag_map *map = window == 0 ? NULL : (struct hz3_tag_map *)hz3_os_map(NULL, table_bytes(window));
@@ -54,16 +61,10 @@ void hz3_tag_map_cover(const char *start, size_t bytes) {
   map->base = base;
   map->slices = window / HZ3_SLICE_BYTES;
   hz3_lock_acquire(&hz3_pages.lock);
-  bool is_current = hz3_tag_map == old;
-  if (is_current) {
-    copy_tags(map, old);
-    // Release: pairs with the load above and the dependent loads in hz3_tag_of.
-    __atomic_store_n(&hz3_tag_map, map, __ATOMIC_RELEASE);
-  }
+  copy_tags_locked(map, old);
+  // Release: pairs with the dependent loads in hz3_tag_of.
+  __atomic_store_n(&hz3_tag_map, map, __ATOMIC_RELEASE);
   hz3_lock_release(&hz3_pages.lock);
-  if (is_current) return;
-  hz3_os_unmap(map, table_bytes(window));  // another thread was faster: look again
-  hz3_tag_map_cover(start, bytes);
 }
 
 void hz3_tag_map_set_locked(const char *start, size_t slices, int tag) {

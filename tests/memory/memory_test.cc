@@ -328,6 +328,38 @@ SCENARIO(little_is_mapped_beyond_use) {
   }
 }
 
+// The same where many threads find nothing free at once: one maps for all.
+SCENARIO(little_is_mapped_for_a_crowd) {
+  constexpr int kThreads = 64;
+  constexpr size_t kBytesEach = size_t{32} << 20;
+  static std::atomic<int> ready{0};
+  static std::atomic<size_t> used{0}, size{0};
+  auto fill_when_told = [] {
+    ready++;
+    while (size == 0) usleep(100);
+    for (size_t own = 0; own < kBytesEach;) {
+      char* p = static_cast<char*>(malloc(size));
+      REQUIRE(p != nullptr);
+      *p = 1;
+      own += malloc_usable_size(p);
+      used += malloc_usable_size(p);
+    }
+    ready++;
+    pause();
+  };
+  for (size_t each : {65000, 1500000}) {
+    ready = 0;
+    size = 0;
+    for (int i = 0; i < kThreads; i++) std::thread(fill_when_told).detach();
+    while (ready < kThreads) usleep(100);
+    long before = status_kb("VmData");
+    used = 0;
+    size = each;
+    while (ready < 2 * kThreads) usleep(100);
+    require_at_most("mapped", status_kb("VmData") - before, static_cast<long>(used >> 10) * 4 / 3 + (16 << 10));
+  }
+}
+
 class MemoryTest : public testing::TestWithParam<const char*> {};
 
 TEST_P(MemoryTest, StaysWithinItsLimit) {
@@ -343,7 +375,8 @@ INSTANTIATE_TEST_SUITE_P(All, MemoryTest,
                                          "ring_of_producer_and_consumer", "thread_that_only_frees",
                                          "thread_that_only_frees_mixed_sizes", "dead_threads_are_reused",
                                          "a_thousand_threads_with_little", "burst_then_silence",
-                                         "swings_keep_their_memory", "little_is_mapped_beyond_use"),
+                                         "swings_keep_their_memory", "little_is_mapped_beyond_use",
+                                         "little_is_mapped_for_a_crowd"),
                          [](const testing::TestParamInfo<const char*>& info) { return std::string(info.param); });
 
 // Preloaded, for a program that links the allocator also brings the C++ runtime, which is as large again.

@@ -5,6 +5,8 @@
 //   lane          prints the lane of the allocator
 //   fill SIZE...    for each size: allocates and writes until NULL, prints "SIZE BYTES", frees all
 //   limit MB SIZE.. the same after limiting its own address space
+//   crowd MB SIZE... for each size: as many threads as kCrowd allocate until NULL while there may be MB more of data, "SIZE BYTES" of
+//                 what they have when the first of them gets it
 //   lock MB         locks all memory, present and future, then uses MB of blocks
 //   beyond          asks for more than any commit limit allows, then works
 //   maps            works with almost all mappings of the process taken
@@ -202,6 +204,46 @@ static void fill(size_t size) {
   }
 }
 
+enum { kCrowd = 64 };
+static pthread_barrier_t crowd_is_ready;
+static size_t crowd_size, crowd_bytes, crowd_bytes_at_first_null;
+
+static void *fill_in_crowd(void *unused) {
+  void **list = NULL, **p;
+  pthread_barrier_wait(&crowd_is_ready);
+  while (errno = 0, (p = malloc(crowd_size)) != NULL) {
+    __atomic_fetch_add(&crowd_bytes, malloc_usable_size(p), __ATOMIC_RELAXED);
+    *p = list;
+    list = p;
+  }
+  REQUIRE(errno == ENOMEM);
+  size_t none = 0, bytes = __atomic_load_n(&crowd_bytes, __ATOMIC_RELAXED);
+  __atomic_compare_exchange_n(&crowd_bytes_at_first_null, &none, bytes, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  while (list != NULL) {
+    void **next = *list;
+    free(list);
+    list = next;
+  }
+  return unused;
+}
+
+static void fill_by_crowd(size_t size, rlim_t more_bytes) {
+  pthread_t threads[kCrowd];
+  crowd_size = size;
+  crowd_bytes = crowd_bytes_at_first_null = 0;
+  REQUIRE(pthread_barrier_init(&crowd_is_ready, NULL, kCrowd + 1) == 0);
+  for (int i = 0; i < kCrowd; i++) REQUIRE(pthread_create(&threads[i], NULL, fill_in_crowd, NULL) == 0);
+  malloc_trim(0);
+  rlim_t bytes = ((rlim_t)status_kb("VmData:") << 10) + more_bytes;
+  struct rlimit limit = {bytes, RLIM_INFINITY};
+  REQUIRE(setrlimit(RLIMIT_DATA, &limit) == 0);
+  pthread_barrier_wait(&crowd_is_ready);
+  for (int i = 0; i < kCrowd; i++) REQUIRE(pthread_join(threads[i], NULL) == 0);
+  dprintf(1, "%zu %zu\n", size, crowd_bytes_at_first_null);
+  limit.rlim_cur = RLIM_INFINITY;
+  REQUIRE(setrlimit(RLIMIT_DATA, &limit) == 0);
+}
+
 static void lock_and_use(size_t bytes) {
   free(malloc(100));
   if (mlockall(MCL_CURRENT | MCL_FUTURE) != 0) _exit(77);
@@ -317,6 +359,8 @@ int main(int argc, char **argv) {
     struct rlimit limit = {bytes, bytes};
     REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
     for (int i = 3; i < argc; i++) fill(strtoul(argv[i], NULL, 10));
+  } else if (strcmp(argv[1], "crowd") == 0) {
+    for (int i = 3; i < argc; i++) fill_by_crowd(strtoul(argv[i], NULL, 10), strtoul(argv[2], NULL, 10) << 20);
   } else if (strcmp(argv[1], "lock") == 0) {
     lock_and_use(strtoul(argv[2], NULL, 10) << 20);
   } else if (strcmp(argv[1], "beyond") == 0) {
