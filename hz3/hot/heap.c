@@ -17,7 +17,8 @@
 #include "hz3/pages/pages.h"
 #include "hz3/small/small.h"
 
-// Objects that all parked heaps together may hold; a thread that exits beyond it gives its objects back at once.
+// Objects that all parked heaps together may hold; a thread that exits beyond it gives its objects back at once. Those that a fork
+// leaves behind come on top.
 #define PARKED_MAX_BYTES (8 * HZ3_MIB)
 
 const struct hz3_heap hz3_heap_empty;
@@ -132,20 +133,29 @@ static void on_thread_exit(void *value) {
 
 // libc's fork takes the lock of the list of streams after it ran fork_prepare. Others hold it while they wait for a stream
 // whose owner waits for memory (fflush(NULL), fclose): so it has to be taken before the first lock of ours. It may be taken
-// several times by one thread; libc exports it, and resets it in a child of a process with threads.
+// several times by one thread; libc exports it, and resets it in the child. Not in a process without threads: there libc leaves
+// it alone, since the thread may fork while it holds it itself, from a signal handler or for a stream of its own making.
 #define HZ3_LIBC_IF_THERE __attribute__((weak, visibility("default")))
 HZ3_LIBC_IF_THERE void _IO_list_lock(void);
 HZ3_LIBC_IF_THERE void _IO_list_unlock(void);
 HZ3_LIBC_IF_THERE void _IO_list_resetlock(void);
+HZ3_LIBC_IF_THERE extern char __libc_single_threaded;
 
-static sigset_t mask_at_fork;  // of the thread that forks; guarded by all locks together
+static bool others_may_flush(void) {
+  return _IO_list_lock != NULL && (&__libc_single_threaded == NULL || !__libc_single_threaded);
+}
+
+// Of the thread that forks, guarded by all locks together: its signals, and whether it took the lock of the list of streams.
+static sigset_t mask_at_fork;
+static bool has_streams_at_fork;
 
 // Signals wait: a handler that forks would wait for locks that this thread is just taking.
 static void fork_prepare(void) {
   sigset_t all, mask;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &mask);
-  if (_IO_list_lock != NULL) _IO_list_lock();
+  bool has_streams = others_may_flush();
+  if (has_streams) _IO_list_lock();
   hz3_lock_acquire_for_fork(&shared_lock);
   hz3_lock_acquire_for_fork(&heaps_lock);
   hz3_small_fork_prepare();
@@ -157,6 +167,7 @@ static void fork_prepare(void) {
   if (HZ3_CHECKED) hz3_checked_fork_prepare();
   hz3_lock_set_forking(true);
   mask_at_fork = mask;
+  has_streams_at_fork = has_streams;
 }
 
 static void release_locks(void) {
@@ -174,8 +185,9 @@ static void release_locks(void) {
 
 static void fork_parent(void) {
   sigset_t mask = mask_at_fork;
+  bool has_streams = has_streams_at_fork;
   release_locks();
-  if (_IO_list_unlock != NULL) _IO_list_unlock();
+  if (has_streams) _IO_list_unlock();
   pthread_sigmask(SIG_SETMASK, &mask, NULL);
 }
 
@@ -191,8 +203,9 @@ static void fork_child(void) {
     push_parked_locked(heap);
   }
   sigset_t mask = mask_at_fork;
+  bool has_streams = has_streams_at_fork;
   release_locks();
-  if (_IO_list_resetlock != NULL) _IO_list_resetlock();
+  if (has_streams) _IO_list_resetlock();
   pthread_sigmask(SIG_SETMASK, &mask, NULL);
 }
 

@@ -599,6 +599,39 @@ TEST_F(Hot, TicksDrainParkedHeaps) {
   EXPECT_EQ(ClassStats(c).cached_objects, 0u);
 }
 
+// Threads that all hold something of the class before the first of them ends, so that each has a heap of its own.
+void EndSideBySide(int count, size_t bytes) {
+  std::vector<std::thread> threads;
+  std::atomic<int> waiting{0};
+  for (int i = 0; i < count; i++) {
+    threads.emplace_back([&] {
+      hz3_free(hz3_malloc(bytes));
+      waiting++;
+      while (waiting < count) std::this_thread::yield();
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+}
+
+// Whoever ticks after many threads ended does not wait for all of their heaps.
+TEST_F(Hot, ATickDrainsSomeParkedHeaps) {
+  constexpr int kThreads = 64;
+  auto parked = [] {
+    int count = 0;
+    for (hz3_heap *heap = hz3_heap_first(); heap != nullptr; heap = heap->next_heap) count += heap->parked_bytes > 0;
+    return count;
+  };
+  EndSideBySide(kThreads, 700);
+  ASSERT_GE(parked(), kThreads);
+  int before = parked();
+  WaitForATick();
+  for (int calls = 0; calls < 10000 && parked() == before; calls++) hz3_free(hz3_malloc(500000));
+  EXPECT_LT(parked(), before);
+  EXPECT_GE(parked(), before - 16);
+  DriveTicks(10);
+  EXPECT_EQ(parked(), 0);
+}
+
 // A heap that was emptied while its thread lived is one like others when that thread ends.
 TEST_F(Hot, WhatAThreadCachesAfterATrimIsDrained) {
   unsigned c = hz3_size_class_of(700);
@@ -618,16 +651,7 @@ TEST_F(Hot, WhatAThreadCachesAfterATrimIsDrained) {
 // Each parked heap is taken for draining once: what was emptied is not taken again.
 TEST_F(Hot, EmptiedParkedHeapsAreNotTakenAgain) {
   constexpr int kThreads = 64;
-  std::vector<std::thread> threads;
-  std::atomic<int> waiting{0};
-  for (int i = 0; i < kThreads; i++) {
-    threads.emplace_back([&] {
-      hz3_free(hz3_malloc(700));
-      waiting++;
-      while (waiting < kThreads) std::this_thread::yield();
-    });
-  }
-  for (std::thread &thread : threads) thread.join();
+  EndSideBySide(kThreads, 700);
   int taken = 0;
   std::vector<hz3_heap *> heaps;
   for (hz3_heap *heap; (heap = hz3_heap_take_parked(UINT64_MAX)) != nullptr; taken++) heaps.push_back(heap);

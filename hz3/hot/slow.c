@@ -34,7 +34,9 @@ enum {
   MISSES_TO_GROW = 32,             // slow paths of a class per tick that call for bigger magazines
   EMPTIES_KEPT = 8,                // empty magazines a heap keeps; half of them go back in one operation
   FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking
-  FEWEST_IN_DEPOT = 2              // magazines of a class that the depot may keep while no memory is being given back
+  FEWEST_IN_DEPOT = 2,             // magazines of a class that the depot may keep while no memory is being given back
+  OBJECTS_PER_TICK = 64 * 1024,    // that a tick takes out of the depot, and
+  HEAPS_PER_TICK = 16              // parked heaps that it drains: no more than a caller can wait for, 1 to 3 ms
 };
 
 static uint64_t last_tick_ms;
@@ -310,16 +312,20 @@ void hz3_heap_flush(struct hz3_heap *heap) {
   return_empties(heap, heap->empty_count);
 }
 
-static void drain_depot(struct hz3_heap *heap, unsigned c, uint32_t count) {
-  for (; count > 0; count--) {
+// Gives up to `count` magazines back, and not much more than so many objects; returns how many these were.
+static size_t drain_depot(struct hz3_heap *heap, unsigned c, uint32_t count, size_t most_objects) {
+  size_t objects = 0;
+  for (; count > 0 && objects < most_objects; count--) {
     struct hz3_magazine *magazine = hz3_depot_drain(c);
-    if (magazine == NULL) return;
+    if (magazine == NULL) break;
+    objects += magazine->count;
     release_magazine(heap, c, magazine);
   }
+  return objects;
 }
 
-static void drain_parked(uint64_t before_ms) {
-  for (struct hz3_heap *heap; (heap = hz3_heap_take_parked(before_ms)) != NULL;) {
+static void drain_parked(uint64_t before_ms, uint32_t most) {
+  for (struct hz3_heap *heap; most > 0 && (heap = hz3_heap_take_parked(before_ms)) != NULL; most--) {
     hz3_heap_flush(heap);
     hz3_heap_put_parked(heap, 0);
   }
@@ -359,8 +365,9 @@ static void tick(struct hz3_heap *heap) {
     return;
   uint32_t unused[HZ3_CLASS_COUNT];
   hz3_depot_take_low_water(unused);
-  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) drain_depot(heap, c, (unused[c] + 1) / 2);
-  drain_parked(now - HZ3_TICK_MS);
+  size_t left = OBJECTS_PER_TICK;
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) left -= hz3_min(left, drain_depot(heap, c, (unused[c] + 1) / 2, left));
+  drain_parked(now - HZ3_TICK_MS, HEAPS_PER_TICK);
   drain_shared();
   hz3_pages_purge_idle();
   hz3_large_purge_idle();
@@ -393,8 +400,8 @@ static void leave(struct hz3_heap *heap) {
 static bool reclaim(struct hz3_heap *heap) {
   bool held = HZ3_CHECKED && hz3_checked_empty_large_quarantine();
   hz3_heap_flush(heap);
-  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) drain_depot(heap, c, UINT32_MAX);
-  drain_parked(UINT64_MAX);
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) drain_depot(heap, c, UINT32_MAX, SIZE_MAX);
+  drain_parked(UINT64_MAX, UINT32_MAX);
   drain_shared();
   __atomic_fetch_add(&trim_epoch, 1, __ATOMIC_RELAXED);
   bool pages = hz3_pages_trim(true);

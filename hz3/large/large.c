@@ -256,7 +256,8 @@ static void clear_dirty(struct hz3_range *range) {
   size_t run = 0, at = 0;
   for (; at < range->usable_bytes; at += HZ3_SLICE_BYTES) {
     if (hz3_dirty_test(range->start + at)) continue;
-    __builtin_memset(range->start + run, 0, at - run);
+    // Asked first: of no bytes, some processors take a hundred nanoseconds for it if the page is not there.
+    if (at > run) __builtin_memset(range->start + run, 0, at - run);
     run = at + HZ3_SLICE_BYTES;
   }
   if (run < range->usable_bytes) __builtin_memset(range->start + run, 0, range->usable_bytes - run);
