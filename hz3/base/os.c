@@ -17,9 +17,13 @@
 #define MREMAP_DONTUNMAP 4
 #endif
 
+// Untouched memory is nobody's, so what is mapped ahead is not reserved; but from here on the kernel may say that there will never be so
+// much: a length that went wrong is then refused, as by libc's malloc, instead of granted until it is touched.
+#define RESERVED_MIN_BYTES ((size_t)1 << 30)
+
 void *hz3_os_map(void *hint, size_t bytes) {
-  int saved = errno;
-  void *start = mmap(hint, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  int saved = errno, reserve = bytes < RESERVED_MIN_BYTES ? MAP_NORESERVE : 0;
+  void *start = mmap(hint, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | reserve, -1, 0);
   errno = saved;
   return start == MAP_FAILED ? NULL : start;
 }

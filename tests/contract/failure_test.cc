@@ -7,6 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
+#include <fstream>
+#include <string>
+
 #include "gtest/gtest.h"
 #include "tests/support/malloc_names.h"
 #include "tests/support/support.h"
@@ -65,6 +69,25 @@ TEST_P(EntryTest, HugeSizesGiveNullAndEnomem) {
     EXPECT_EQ(errno, ENOMEM) << std::hex << size;
     free(p);
   }
+}
+
+// Twice what there is, memory and swap: where the kernel guesses, it is the length that went wrong.
+TEST_P(EntryTest, MoreThanThereIsMemoryIsRefused) {
+  std::ifstream mode_file("/proc/sys/vm/overcommit_memory"), memory_file("/proc/meminfo");
+  int mode = -1;
+  mode_file >> mode;
+  if (mode == 1) GTEST_SKIP() << "the kernel is set to refuse nothing";
+  size_t there_kb = 0, kb = 0;
+  for (std::string name, unit; memory_file >> name >> kb && std::getline(memory_file, unit);) {
+    if (name == "MemTotal:" || name == "SwapTotal:") there_kb += kb;
+  }
+  ASSERT_GT(there_kb, 0u);
+  const size_t size = std::max(2 * there_kb << 10, size_t{1} << 30);
+  errno = 0;
+  void* p = GetParam().make(size);
+  EXPECT_EQ(p, nullptr) << size;
+  EXPECT_EQ(errno, ENOMEM);
+  free(p);
 }
 
 TEST_P(EntryTest, SuccessLeavesErrnoAlone) {
