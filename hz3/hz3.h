@@ -19,7 +19,7 @@ extern "C" {
 //   cached_bytes    in free objects that threads, or the depot that they share, keep for the next allocation
 //   free_bytes      free beside those, in memory of every kind
 //   dirty_bytes     the part of free_bytes that may still be resident; not counted where a span is free in part only
-//   metadata_bytes  the allocator's own
+//   metadata_bytes  the allocator's own records, without the tables that are indexed by address
 //   large_blocks, large_bytes  number and address space of live blocks above 1 MiB
 //   purges          how often memory was given back to the kernel
 //   heaps           per-thread heaps there ever were at once, and one that exiting threads share

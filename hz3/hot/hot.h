@@ -27,7 +27,7 @@ struct hz3_stats {
   size_t cached_bytes;     // free objects in bins, magazines and the depot
   size_t free_bytes;       // free in spans, slices and ranges
   size_t dirty_bytes;      // the part of free slices and ranges that still costs memory
-  size_t metadata_bytes;   // the allocator's own
+  size_t metadata_bytes;   // the allocator's own records, without the tables that are indexed by address
   size_t large_blocks, large_bytes;
   size_t purges, heaps;
 };
