@@ -9,6 +9,7 @@ child's self-checks held, and its result line carries the case's metric.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -72,6 +73,12 @@ def parse_output(text: str, program: str) -> dict[str, float]:
     return numbers
 
 
+def _end(process: subprocess.Popen) -> None:
+    # On Ctrl-C, subprocess itself waits a moment for the child: a short one is gone by now.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def launch(
     command: list[str],
     allocator: Allocator,
@@ -100,11 +107,11 @@ def launch(
         output, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         timed_out = True
-        os.killpg(process.pid, signal.SIGKILL)
+        _end(process)
         output, _ = process.communicate()
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _end(process)
+        process.communicate()
         os.close(read_end)
         raise
     with os.fdopen(read_end) as report:

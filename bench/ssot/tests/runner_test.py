@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import unittest
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -36,6 +37,12 @@ def planted(name: str = "planted", role: str = SUBJECT, **faults: int) -> alloca
     """libplanted.so with the faults given in PLANTED_ variables."""
     env = {f"PLANTED_{k}": str(v) for k, v in faults.items()}
     return allocators.load(name, PLANTED, role, env)
+
+
+def heed_interrupts(test: unittest.TestCase) -> None:
+    """Ctrl-C raises KeyboardInterrupt, even where the test is a background job that ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    test.addCleanup(signal.signal, signal.SIGINT, before)
 
 
 class Trust(unittest.TestCase):
@@ -85,6 +92,12 @@ class Trust(unittest.TestCase):
     def test_a_run_without_end_is_ended(self):
         _, _, _, error = runner.launch(["/bin/sleep", "60"], allocators.system(), timeout_s=0.3)
         self.assertEqual(error, "no end after 0 s")
+
+    def test_an_interrupt_is_not_lost_when_the_child_ends_at_once(self):
+        heed_interrupts(self)
+        signals = ["/bin/sh", "-c", f"sleep 0.1; kill -INT {os.getpid()}"]
+        with self.assertRaises(KeyboardInterrupt):
+            runner.launch(signals, allocators.system())
 
     def test_a_library_without_malloc_is_refused(self):
         libc_part = Path("/proc/self/maps").read_text().split()
@@ -262,6 +275,26 @@ class CommandLine(unittest.TestCase):
                 "--lib", f"mine={PLANTED}", "--peers", "system", "--quick", "--filter", "^tiny$",
                 "--rounds", "5", "--allow-busy", "--out", folder, "--gate", "tiny>=+900%")
             self.assertEqual(status, gate.NO_GO, out)
+
+    def test_an_interrupt_while_timing_leaves_a_whole_folder_and_says_how_to_go_on(self):
+        heed_interrupts(self)
+        step = terminal.RoundProgress._step
+
+        def interrupted_soon(progress: terminal.RoundProgress, *now) -> None:
+            step(progress, *now)
+            if progress.done == 8:  # in a timed round
+                threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+        with tempfile.TemporaryDirectory() as folder:
+            with mock.patch.object(terminal.RoundProgress, "_step", interrupted_soon):
+                status, out, err = self.tool(
+                    "--lib", f"mine={PLANTED}", "--peers", "system", "--quick", "--filter", "^tiny$",
+                    "--rounds", "50", "--allow-busy", "--out", folder)
+            self.assertEqual((status, err), (130, ""))
+            made = next(Path(folder).iterdir())
+            self.assertIn(f"continue with --resume {made}", out.replace("\n", ""))
+            self.assertTrue(results.read(made)["interrupted"])
+            self.assertIn("Interrupted", (made / "report.html").read_text())
 
 
 if __name__ == "__main__":
