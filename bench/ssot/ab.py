@@ -32,6 +32,8 @@ def parse(spec: str) -> tuple[list[str], list[str]]:
         match = _SETTING.match(part)
         if not match:
             raise UserError(f"--ab '{part}': write name=value or rev=GITREV")
+        if match[1] == "lane":  # the library of a lane is of this lane whatever the setting says
+            raise UserError(f"--ab '{part}': compare lanes with --lanes, as in --lanes fast,checked")
         flags.append(f"--//hz3:{match[1]}={match[2]}")
     return flags, []
 
@@ -89,7 +91,15 @@ def _reuse_archives(tree: Path) -> None:
 
 
 def pair(spec: str, bazel: str, lane: str, folder: Path) -> list[Allocator]:
-    """[subject, peer] of an --ab run, both built and identified."""
+    """[subject, peer] of an --ab run, built, identified and not the same."""
+    subject, peer = _built(spec, bazel, lane, folder)
+    if subject.sha256 == peer.sha256:
+        raise UserError(f"--ab '{spec}': both builds are byte for byte the same, so there is nothing "
+                        "to measure: name a setting or a revision that changes the library")
+    return [subject, peer]
+
+
+def _built(spec: str, bazel: str, lane: str, folder: Path) -> list[Allocator]:
     flags, revisions = parse(spec)
     builder = Builder(bazel, lane, folder)
     base = f"hz3-{lane}"

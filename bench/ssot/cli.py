@@ -111,8 +111,6 @@ def _measured_allocators(options: argparse.Namespace, folder: Path) -> list[Allo
         lane = options.lanes or allocators.lanes("")[0].lane
         terminal.console.print(f"building hz3-{lane} twice")
         found = ab.pair(options.ab, options.bazel, lane, folder)
-        if found[0].sha256 == found[1].sha256:
-            terminal.console.print("[yellow]both builds are byte for byte the same[/]")
     else:
         found = allocators.subjects(options.lib, options.lanes)
         peers = peers or allocators.DEFAULT_PEERS

@@ -12,6 +12,7 @@ from bench.ssot import (
     ab, attribute, compare, contention, details, explain, gate, history, places, programs, record, registry,
     results, runner, sweep, terminal,
 )
+from bench.ssot.allocators import Allocator
 from bench.ssot.errors import UserError
 from bench.ssot.tests import fixture
 
@@ -110,6 +111,18 @@ class Parsers(unittest.TestCase):
         for wrong in ("large_cache", "a=b c", "rev=", "rev=a..b..c"):
             with self.assertRaises(UserError):
                 ab.parse(wrong)
+        with self.assertRaisesRegex(UserError, "compare lanes with --lanes"):
+            ab.parse("lto=on,lane=checked")
+
+    def test_ab_refuses_a_library_against_itself(self):
+        def build(_, name: str, role: str, flags: list[str]) -> Allocator:
+            return Allocator(name, role, sha256="off" if "--//hz3:large_cache=off" in flags else "on")
+
+        with mock.patch.object(ab.Builder, "build", build), tempfile.TemporaryDirectory() as folder:
+            with self.assertRaisesRegex(UserError, "large_cache=on.* byte for byte the same"):
+                ab.pair("large_cache=on", "bazel", "fast", Path(folder))
+            subject, peer = ab.pair("large_cache=off", "bazel", "fast", Path(folder))
+        self.assertEqual((subject.name, peer.name), ("hz3-fast:large_cache=off", "hz3-fast"))
 
 
 class Registry(unittest.TestCase):
