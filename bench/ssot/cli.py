@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--list", action="store_true", help="list the cases and end")
     p.add_argument("--filter", default="", metavar="REGEX", help="cases whose name matches")
     p.add_argument("--threads", default="", metavar="1,8", help="only cases with these threads")
-    p.add_argument("--rounds", type=int, default=0, metavar="N", help="exactly N timed rounds")
+    p.add_argument("--rounds", type=int, metavar="N", help="exactly N timed rounds")
     p.add_argument("--peers", metavar="NAMES", help=f"system, {', '.join(allocators.PEERS)}, all or "
                    f"none (default {allocators.DEFAULT_PEERS}; with --ab none); "
                    "all needs tools/setup --peers once")
@@ -196,6 +196,8 @@ def rerun_noisy(session: Session, seconds: float) -> None:
 def measure(options: argparse.Namespace) -> int:
     """The default command: one invocation from plan to report. Returns the exit status."""
     gates = gate.parse(options.gate)
+    if options.rounds is not None and options.rounds < 1:
+        raise UserError(f"--rounds {options.rounds}: give at least 1")
     size = _size(options)
     if options.list:
         terminal.print_cases(registry.select(size, options.filter or ".", []), size)

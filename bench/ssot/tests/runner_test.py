@@ -226,6 +226,8 @@ class CommandLine(unittest.TestCase):
             (["--filter", "(", "--lib", f"x={PLANTED}"], "not a regular expression"),
             (["--peers", "nosuchpeer", "--lib", f"x={PLANTED}"], "unknown peer"),
             (["--gate", "guard"], "write it like"),
+            (["--rounds", "0", "--lib", f"x={PLANTED}"], "at least 1"),
+            (["--rounds", "-3", "--lib", f"x={PLANTED}"], "at least 1"),
             (["--lib", f"x={PLANTED}", "--lib", f"x={PLANTED}", "--peers", "system"], "two allocators"),
             (["explain", "nosuchcase"], "unknown case"),
             (["history", "/nonexistent"], "no results.json"),
