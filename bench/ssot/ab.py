@@ -43,8 +43,7 @@ class Builder:
 
     def __init__(self, bazel: str, lane: str, folder: Path):
         self.bazel, self.lane = bazel, lane
-        self.libs = folder / "libs"
-        self.libs.mkdir(parents=True, exist_ok=True)
+        self.libs = places.writable(folder / "libs")
 
     def build(
         self, name: str, role: str, flags: list[str], cwd: Path = places.ROOT, bazel: str = ""

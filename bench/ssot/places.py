@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where built things lie: in the runfiles of `bazel run`, or below bazel-bin of a checkout.
 
-Called by: cli, allocators, runner, ab. Owns: nothing.
+Called by: cli, allocators, runner, ab, sweep. Owns: nothing.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 from bench.ssot.errors import UserError
@@ -26,6 +27,17 @@ def built(relative: str, hint: str = HINT) -> Path:
     if not path.exists():
         raise UserError(f"{relative} is not built: run '{hint}' first")
     return path
+
+
+def writable(folder: Path) -> Path:
+    """The folder, made if need be; a UserError when nothing can be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as e:
+        raise UserError(f"cannot write into {folder} ({e.strerror}): give another --out") from e
+    return folder
 
 
 def git(*arguments: str, cwd: Path = ROOT) -> str:

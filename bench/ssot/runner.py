@@ -218,7 +218,7 @@ class Session:
         self.samples: list[Sample] = []
         self.broken: set[tuple[str, str]] = set()
         self.interrupted = False
-        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        places.writable(folder / "logs")
 
     def start(self, resume: bool) -> None:
         """Writes the plan of a new session, or loads the samples of a resumed one."""

@@ -129,7 +129,6 @@ def write(folder: Path, curves: dict[str, Curve], limit: float, about: str) -> l
     """sweep.tsv and sweep.html; returns the steps."""
     classes, boxes = borders((places.ROOT / SIZE_CLASSES).read_text())
     found = [s for name, curve in curves.items() for s in steps(name, curve, limit, classes, boxes)]
-    folder.mkdir(parents=True, exist_ok=True)
     rows = [f"{size}\t{name}\t{ns:.2f}" for name, curve in curves.items() for size, ns in curve.items()]
     (folder / "sweep.tsv").write_text("\n".join(["bytes\tallocator\tns_per_pair", *rows]) + "\n")
     page = report.render("sweep.html.j2", about=about, limit=limit, steps=found,
@@ -159,7 +158,7 @@ def run(options: argparse.Namespace) -> int:
     )
     sha = places.git("rev-parse", "--short", "HEAD") or "unknown"
     stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
-    folder = options.out or places.ROOT / f"hz3_ssot_sweep_{sha}_{stamp}"
+    folder = places.writable(options.out or places.ROOT / f"hz3_ssot_sweep_{sha}_{stamp}")
     about = f"revision {sha}, {PROGRAM} {' '.join(_arguments(options))}, least of {options.runs} runs"
     found = write(folder, _measure(options, all_), options.limit, about)
     terminal.console.print(_table(found, options.limit))

@@ -238,6 +238,19 @@ class CommandLine(unittest.TestCase):
             self.assertIn(words, err)
             self.assertEqual(len(err.strip().splitlines()), 1, err)
 
+    def test_a_folder_that_cannot_be_written_is_found_before_anything_is_built_or_run(self):
+        library = ["--lib", f"x={PLANTED}", "--peers", "none"]
+        with mock.patch.object(runner, "launch", side_effect=AssertionError("measured")):
+            for arguments in (
+                [*library, "--quick", "--filter", "^tiny$", "--allow-busy", "--out", "/proc/x"],
+                ["--ab", "large_cache=off", "--lanes", "fast", "--bazel", "false", "--out", "/proc/x"],
+                ["sweep", *library, "--out", "/proc/x"],
+                ["sweep", *library, "--out", "/proc"],  # it is there
+            ):
+                status, _, err = self.tool(*arguments)
+                self.assertEqual(status, 2, arguments)
+                self.assertRegex(err, "^ssot: cannot write into /proc.*--out\n$")
+
     def test_a_busy_machine_is_an_error_that_says_what_to_do(self):
         with mock.patch.object(machine, "foreign_load", lambda: 0.7):
             with self.assertRaisesRegex(UserError, "stop other work or pass --allow-busy"):
