@@ -81,17 +81,14 @@ def least(curves: list[Curve]) -> Curve:
 def borders(header: str) -> tuple[list[int], dict[int, str]]:
     """(largest size of each class, largest size of each box with its name) out of size_class.h."""
     classes = [int(size) for size in re.findall(r"X\(\d+, \d+, (\d+), \d+, \d+\)", header)]
-    limits = re.findall(r"^#define HZ3_(SMALL|TABLE|MEDIUM)_MAX \(\(size_t\)([\d *]+)\)", header, re.MULTILINE)
-    names = {"SMALL": "small | medium", "TABLE": "by table | computed", "MEDIUM": "medium | large"}
-    boxes = {}
-    for name, product in limits:
-        bytes_ = 1
-        for factor in product.split("*"):
-            bytes_ *= int(factor)
-        boxes[bytes_] = names[name]
-    if not classes or len(boxes) != len(names):
+    last = {name: int(number) for name, number in re.findall(r"HZ3_(SMALL|TABLE)_CLASS_LAST = (\d+)", header)}
+    if last.keys() != {"SMALL", "TABLE"} or len(classes) <= max(last.values()):
         raise UserError(f"{SIZE_CLASSES} no longer lists its classes and limits as sweep reads them")
-    return classes, boxes
+    return classes, {  # class 1 is the first of the list
+        classes[last["SMALL"] - 1]: "small | medium",
+        classes[last["TABLE"] - 1]: "by table | computed",
+        classes[-1]: "medium | large",
+    }
 
 
 def steps(name: str, curve: Curve, limit: float, classes: list[int], boxes: dict[int, str]) -> list[Step]:
