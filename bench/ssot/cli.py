@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
                    help="lanes of hz3, side by side (default: the one of --config)")
     p.add_argument("--ab", default="", metavar="NAME=VALUE",
                    help="hz3 with this build setting against hz3 without; or rev=OLD[..NEW]")
-    p.add_argument("--gate", default="", metavar="'guard>=-1%%'",
+    p.add_argument("--gate", default="", metavar="'guard>=-1%'",
                    help="bounds on geometric means over matching cases; exit status 3 if broken")
     p.add_argument("--no-control", action="store_true", help="leave the A/A control out")
     p.add_argument("--no-details", action="store_true",
@@ -205,6 +205,10 @@ def measure(options: argparse.Namespace) -> int:
     known = facts()
     folder = _folder(options, known["git"])
     plan = _plan(options, folder)
+    gate.refuse_unmatched(
+        gates, [c.name for c in plan.cases],
+        [a.name for a in plan.allocators if a.role == allocators.PEER],
+    )
     # Last, when everything that could be wrong with the options is known to be right.
     known["quiet"] = _quiet(options.allow_busy)
     session = Session(folder, plan, known)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bench.ssot.allocators import PEER, SUBJECT
 from bench.ssot.errors import UserError
 
 _GATE = re.compile(r"^(?:(?P<peer>[\w.:=+-]+)@)?(?P<cases>[^<>]+?)(?P<op>>=|<=)(?P<percent>[+-]?[\d.]+)%$")
@@ -26,6 +27,10 @@ class Gate:
     cases: str
     at_least: bool
     bound: float
+
+    def matches(self, case: str) -> bool:
+        """True for the cases that the gate is about."""
+        return self.cases == "all" or bool(re.search(self.cases, case))
 
 
 def parse(spec: str) -> list[Gate]:
@@ -46,33 +51,38 @@ def parse(spec: str) -> list[Gate]:
     return gates
 
 
-def default_peer(result: dict) -> str:
+def default_peer(peers: list[str]) -> str:
     """The first peer that is not the system's malloc, or the only one."""
-    peers = [a["name"] for a in result["allocators"] if a["role"] == "peer"]
-    if not peers:
-        raise UserError("--gate needs a peer to compare with: add --peers")
     return next((p for p in peers if p != "system"), peers[0])
+
+
+def refuse_unmatched(gates: list[Gate], cases: list[str], peers: list[str]) -> None:
+    """A UserError when a gate matches no case or no peer of a plan."""
+    if gates and not peers:
+        raise UserError("--gate needs a peer to compare with: add --peers")
+    for gate in gates:
+        if gate.peer and gate.peer not in peers:
+            raise UserError(f"--gate '{gate.text}': '{gate.peer}' is no peer here: {', '.join(peers)}")
+        if not any(map(gate.matches, cases)):
+            raise UserError(f"--gate '{gate.text}' matches no case that would be measured: see --list")
 
 
 def check(gate: Gate, result: dict) -> tuple[bool, str]:
     """(passed, one line of explanation). A failed cell among the cases fails the gate."""
-    peer = gate.peer or default_peer(result)
-    subject = next(a["name"] for a in result["allocators"] if a["role"] == "subject")
-    pattern = "." if gate.cases == "all" else gate.cases
+    peer = gate.peer or default_peer([a["name"] for a in result["allocators"] if a["role"] == PEER])
+    subject = next(a["name"] for a in result["allocators"] if a["role"] == SUBJECT)
     found = [
         c
         for c in result["comparisons"]
-        if (c["subject"], c["peer"]) == (subject, peer) and re.search(pattern, c["case"])
+        if (c["subject"], c["peer"]) == (subject, peer) and gate.matches(c["case"])
     ]
     failed = [
         c["case"]
         for c in result["cells"]
-        if c["error"] and c["allocator"] in (subject, peer) and re.search(pattern, c["case"])
+        if c["error"] and c["allocator"] in (subject, peer) and gate.matches(c["case"])
     ]
     if failed:
         return False, f"{gate.text}: {failed[0]} failed"
-    if not found:
-        raise UserError(f"--gate '{gate.text}': no measured case of {peer} matches")
     mean = float(np.exp(np.mean([np.log(c["ratio"]) for c in found])))
     passed = mean >= gate.bound if gate.at_least else mean <= gate.bound
     return passed, f"{gate.text}: {mean - 1:+.2%} over {len(found)} cases against {peer}"

@@ -226,6 +226,7 @@ class CommandLine(unittest.TestCase):
             (["--filter", "(", "--lib", f"x={PLANTED}"], "not a regular expression"),
             (["--peers", "nosuchpeer", "--lib", f"x={PLANTED}"], "unknown peer"),
             (["--gate", "guard"], "write it like"),
+            (["--gate", "nosuch>=1%", "--lib", f"x={PLANTED}", "--peers", "system"], "matches no case"),
             (["--rounds", "0", "--lib", f"x={PLANTED}"], "at least 1"),
             (["--rounds", "-3", "--lib", f"x={PLANTED}"], "at least 1"),
             (["--lib", f"x={PLANTED}", "--lib", f"x={PLANTED}", "--peers", "system"], "two allocators"),
@@ -262,6 +263,7 @@ class CommandLine(unittest.TestCase):
             status, out, _ = self.tool(*command, "--help")
             self.assertEqual(status, 0)
             self.assertIn("example", out)
+            self.assertNotIn("%%", out)
 
     def test_a_small_sweep(self):
         with tempfile.TemporaryDirectory() as folder:

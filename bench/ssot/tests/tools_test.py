@@ -264,8 +264,15 @@ class Tables(unittest.TestCase):
         ):
             (parsed,) = gate.parse(text)
             self.assertEqual(gate.check(parsed, result)[0], expected, text)
-        with self.assertRaisesRegex(UserError, "no measured case"):
-            gate.check(gate.parse("nosuch>=1%")[0], result)
+
+    def test_a_gate_that_nothing_could_meet_is_refused_before_the_measurement(self):
+        for text, peers, words in (
+            ("guard>=1%", [], "add --peers"), ("nosuch>=1%", ["system"], "matches no case"),
+            ("tcmalloc@guard>=1%", ["system"], "no peer here: system"),
+        ):
+            with self.assertRaisesRegex(UserError, words):
+                gate.refuse_unmatched(gate.parse(text), ["mt_remote/t8/r50/guard"], peers)
+        gate.refuse_unmatched(gate.parse("all>=1%,system@guard<=1%"), ["guard"], ["system"])
 
     def test_a_gate_over_a_failed_cell_is_broken(self):
         result = self.made("a")
