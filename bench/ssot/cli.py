@@ -214,7 +214,8 @@ def measure(options: argparse.Namespace) -> int:
     session = Session(folder, plan, known)
     session.start(resume=bool(options.resume))
     terminal.console.print(
-        f"{len(session.plan.cases)} cases × {len(session.plan.allocators)} allocators, "
+        f"{terminal.counted(len(session.plan.cases), 'case')} × "
+        f"{terminal.counted(len(session.plan.allocators), 'allocator')}, "
         f"order seed {session.plan.seed}, results in {folder}", highlight=False, soft_wrap=True,
     )
     with terminal.RoundProgress(session.plan, "timing") as step:

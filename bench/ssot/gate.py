@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bench.ssot import stats, terminal
 from bench.ssot.allocators import PEER, SUBJECT
 from bench.ssot.errors import UserError
 
@@ -83,6 +84,10 @@ def check(gate: Gate, result: dict) -> tuple[bool, str]:
     ]
     if failed:
         return False, f"{gate.text}: {failed[0]} failed"
+    few = [c["case"] for c in found if c["verdict"] == "FEW"]
+    if few:
+        return False, (f"{gate.text}: {few[0]} has fewer than {stats.MIN_PAIRS} pairs, which decide "
+                       "nothing: measure more --rounds")
     mean = float(np.exp(np.mean([np.log(c["ratio"]) for c in found])))
     passed = mean >= gate.bound if gate.at_least else mean <= gate.bound
-    return passed, f"{gate.text}: {mean - 1:+.2%} over {len(found)} cases against {peer}"
+    return passed, f"{gate.text}: {mean - 1:+.2%} over {terminal.counted(len(found), 'case')} against {peer}"

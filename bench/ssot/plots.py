@@ -21,6 +21,8 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator  # noqa: E402
 import numpy as np  # noqa: E402
 
+from bench.ssot import stats  # noqa: E402
+
 _THEME = {
     name: f"#ab10{i:02x}"
     for i, name in enumerate(("ink", "muted", "grid", "win", "loss", "tie", "paper"))
@@ -101,7 +103,8 @@ VERDICT_MARK = {"WIN": ("win", "^"), "LOSS": ("loss", "v"), "TIE": ("tie", "o"),
 
 
 def forest(result: dict, subject: str, peer: str) -> str:
-    """Ratios of one pair with their 95 % intervals, best on top, the geometric mean below."""
+    """Ratios of one pair with their 95 % intervals, best on top, below the geometric mean,
+    as wide as its spread over the cases."""
     rows = [c for c in result["comparisons"] if (c["subject"], c["peer"]) == (subject, peer)]
     rows.sort(key=lambda c: c["ratio"])
     means = [m for m in result["geometric_means"] if (m["subject"], m["peer"]) == (subject, peer)]
@@ -113,8 +116,11 @@ def forest(result: dict, subject: str, peer: str) -> str:
         name, marker = VERDICT_MARK[c["verdict"]]
         axis.plot([c["low"], c["high"]], [y, y], color=_THEME[name], linewidth=2.2)
         axis.plot(c["ratio"], y, marker, color=_THEME[name], markersize=7)
-    width = [mean["low"], mean["ratio"], mean["high"], mean["ratio"]]
-    axis.fill(width, [-1.4, -1.05, -1.4, -1.75], color=_THEME["ink"])
+    if len(rows) >= stats.MIN_CASES:
+        width = [mean["low"], mean["ratio"], mean["high"], mean["ratio"]]
+        axis.fill(width, [-1.4, -1.05, -1.4, -1.75], color=_THEME["ink"])
+    else:
+        axis.plot(mean["ratio"], -1.4, "D", color=_THEME["ink"], markersize=7)
     labels = ["geometric mean", *(c["case"] for c in rows)]
     axis.set_yticks([-1.4, *range(len(rows))], labels)
     axis.set_ylim(-2.1, len(rows) - 0.4)

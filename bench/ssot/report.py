@@ -12,8 +12,8 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from bench.ssot import plots
-from bench.ssot.terminal import si
+from bench.ssot import plots, results
+from bench.ssot.terminal import counted, si
 
 _environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -23,37 +23,13 @@ _environment = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
 )
 _environment.filters["si"] = si
+_environment.filters["counted"] = counted
 _environment.filters["mib"] = lambda kib: "–" if kib is None else f"{kib / 1024:.1f}"
 
 
 def render(template: str, **values) -> str:
     """A page or text from a template of the folder templates/."""
     return _environment.get_template(template).render(**values)
-
-
-def _rows(result: dict) -> list[dict]:
-    """One row per (case, subject), the worst ratio first."""
-    cells = {(c["case"], c["allocator"]): c for c in result["cells"]}
-    rows: dict[tuple[str, str], dict] = {}
-    for c in result["comparisons"]:
-        key = (c["case"], c["subject"])
-        row = rows.setdefault(key, {"cell": cells[key], "against": {}})
-        row["against"][c["peer"]] = c
-    return sorted(rows.values(), key=lambda r: min(c["ratio"] for c in r["against"].values()))
-
-
-def _summary(result: dict) -> list[dict]:
-    """Geometric mean and counts of verdicts for every (subject, peer)."""
-    found = []
-    for m in result["geometric_means"]:
-        verdicts = [
-            c["verdict"]
-            for c in result["comparisons"]
-            if (c["subject"], c["peer"]) == (m["subject"], m["peer"])
-        ]
-        counts = {word: verdicts.count(word) for word in ("WIN", "TIE", "LOSS", "FEW")}
-        found.append({**m, **counts, "cases": len(verdicts)})
-    return found
 
 
 def _details(result: dict, kind: str) -> dict[str, list[dict]]:
@@ -71,8 +47,8 @@ def _values(result: dict) -> dict:
     latency = _details(result, "latency")
     return {
         "result": result,
-        "rows": _rows(result),
-        "summary": _summary(result),
+        "rows": results.rows(result),
+        "summary": results.summary(result),
         "peers": [a["name"] for a in result["allocators"] if a["role"] == "peer"],
         "compared": [a for a in result["allocators"] if a["role"] in ("subject", "peer")],
         "settle": _details(result, "settle"),

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns the samples of a session into cells, comparisons and the files of the result folder.
 
-Called by: cli, compare, history, record. Owns: the schema of results.json (SCHEMA) and results.tsv.
+Called by: cli, compare, history, record, report, terminal. Owns: the schema of results.json (SCHEMA) and results.tsv.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,36 @@ def control_verdict(control: list[stats.Comparison]) -> str:
     if not judged:
         return "none"
     return "TIE" if all(c.verdict == "TIE" for c in judged) else "DIFFERENT"
+
+
+def rows(result: dict) -> list[dict]:
+    """One row per case and subject with a number, the worst ratio first; `against` is by peer."""
+    against: dict[tuple[str, str], dict[str, dict]] = {}
+    for c in result["comparisons"]:
+        against.setdefault((c["case"], c["subject"]), {})[c["peer"]] = c
+    subjects = {a["name"] for a in result["allocators"] if a["role"] == SUBJECT}
+    found = [
+        {"cell": c, "against": against.get((c["case"], c["allocator"]), {})}
+        for c in result["cells"]
+        if c["allocator"] in subjects and not c["error"]
+    ]
+    # Without a peer there is no ratio, and the order stays that of the plan.
+    return sorted(found, key=lambda r: min((c["ratio"] for c in r["against"].values()), default=math.inf))
+
+
+def summary(result: dict) -> list[dict]:
+    """Geometric mean and counts of verdicts for every (subject, peer)."""
+    found = []
+    for m in result["geometric_means"]:
+        verdicts = [
+            c["verdict"]
+            for c in result["comparisons"]
+            if (c["subject"], c["peer"]) == (m["subject"], m["peer"])
+        ]
+        counts = {word: verdicts.count(word) for word in ("WIN", "TIE", "LOSS", "FEW")}
+        spread = f"{m['low']:.3f}–{m['high']:.3f}" if len(verdicts) >= stats.MIN_CASES else ""
+        found.append({**m, **counts, "cases": len(verdicts), "spread": spread})
+    return found
 
 
 TSV_COLUMNS = (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of paired benchmark samples: ratios, intervals, verdicts, means.
 
-Called by: cli, compare, history, results. Owns: nothing, pure functions.
+Called by: cli, compare, gate, history, plots, results. Owns: nothing, pure functions.
 Every ratio is subject / peer of a rate, so above 1 the subject is faster.
 """
 
@@ -16,6 +16,7 @@ from scipy import stats as sps
 CONFIDENCE = 0.95
 MIN_EFFECT = 0.01  # relative; smaller differences are called TIE however certain they are
 MIN_PAIRS = 5  # below this no verdict is given: bursts of noise outlast three rounds
+MIN_CASES = 5  # below this the spread of a geometric mean over its cases is not shown
 FAMILY_ALPHA = 0.01  # chance of even one false WIN or LOSS in a table of equal libraries
 NOISY_CV = 0.05
 RESAMPLES = 2000
@@ -124,7 +125,8 @@ def judge(comparisons: Sequence[Comparison]) -> None:
 
 
 def geometric_mean(comparisons: Sequence[Comparison], seed: int = 1) -> tuple[float, float, float]:
-    """Geometric mean of the ratios and its 95 % bootstrap interval over the cases."""
+    """Geometric mean of the ratios and its 95 % bootstrap interval over the cases: how much the
+    cases differ, not how certain the ratio of each is."""
     logs = np.log([c.ratio for c in comparisons])
     low, high = bootstrap_interval(logs, np.mean, seed)
     return float(np.exp(np.mean(logs))), float(np.exp(low)), float(np.exp(high))

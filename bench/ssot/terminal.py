@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the user sees in the terminal: progress, the verdict table, the list of cases.
 
-Called by: cli and its commands. Owns: nothing.
+Called by: cli and its commands, gate, report. Owns: nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench.ssot import results
 from bench.ssot.allocators import Allocator
 from bench.ssot.registry import Case
 from bench.ssot.runner import Plan
@@ -65,6 +66,11 @@ def si(value: float) -> str:
     return f"{value:.3g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """'1 case', '2 cases'."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def _verdict(comparison: dict | None, intervals: bool) -> str:
     if comparison is None:
         return "[dim]-[/]"
@@ -75,41 +81,40 @@ def _verdict(comparison: dict | None, intervals: bool) -> str:
 
 
 def print_result(result: dict) -> None:
-    """The verdict table, worst row first, then geometric means and the control."""
-    cells = {(c["case"], c["allocator"]): c for c in result["cells"]}
-    compared: dict[tuple[str, str], dict[str, dict]] = {}
-    for c in result["comparisons"]:
-        compared.setdefault((c["case"], c["subject"]), {})[c["peer"]] = c
+    """The table of results.rows, then geometric means and the control."""
+    rows = results.rows(result)
     peers = [a["name"] for a in result["allocators"] if a["role"] == "peer"]
     subjects = [a["name"] for a in result["allocators"] if a["role"] == "subject"]
-    table = Table(title="subject ÷ peer (above 1: the subject is faster), worst first")
+    table = Table(title="subject ÷ peer (above 1: the subject is faster), worst first" if peers else None)
     for heading in ("case", "subject"):
         table.add_column(heading, no_wrap=True)
     for heading in ("rate", "alloc ns/op", "CV", "peak RSS MiB"):
         table.add_column(heading, justify="right", no_wrap=True)
     for peer in peers:
         table.add_column(f"vs {peer}", no_wrap=True)
-    for key in sorted(compared, key=lambda k: min(c["ratio"] for c in compared[k].values())):
-        cell = cells[key]
+    for row in rows:
+        cell = row["cell"]
         own = cell.get("allocator_ns_per_op", cell.get("ns_per_op"))
         table.add_row(
-            *key,
+            cell["case"],
+            cell["allocator"],
             si(cell["rate"]) + "/s",
             "-" if own is None else f"{own:.1f}",
             f"[red]{cell['cv']:.1%} noisy[/]" if cell["noisy"] else f"{cell['cv']:.1%}",
             f"{cell['peak_rss_kib'] / 1024:.1f}",
-            *(_verdict(compared[key].get(p), len(peers) <= 3) for p in peers),
+            *(_verdict(row["against"].get(p), len(peers) <= 3) for p in peers),
         )
-    if compared:
+    if rows:
         console.print(table)
     _print_footer(result, subjects)
 
 
 def _print_footer(result: dict, subjects: list[str]) -> None:
-    for m in result["geometric_means"]:
+    for m in results.summary(result):
+        spread = f", spread over the cases {m['spread']}" if m["spread"] else ""
         console.print(
-            f"geometric mean {m['subject']} ÷ {m['peer']}: [bold]{m['ratio']:.3f}[/] "
-            f"\\[{m['low']:.3f}–{m['high']:.3f}]",
+            f"geometric mean {m['subject']} ÷ {m['peer']} of {counted(m['cases'], 'case')}: "
+            f"[bold]{m['ratio']:.3f}[/]{spread}",
             highlight=False,
         )
     if result["control_verdict"] != "none":
@@ -130,7 +135,7 @@ def _print_footer(result: dict, subjects: list[str]) -> None:
 
 def print_cases(cases: list[Case], size: str) -> None:
     """The table of --list."""
-    table = Table(title=f"{len(cases)} cases, arguments of size '{size}'")
+    table = Table(title=f"{counted(len(cases), 'case')}, arguments of size '{size}'")
     for heading in ("case", "sets", "program and arguments", "unit", "what it stresses"):
         table.add_column(heading)
     for c in cases:

@@ -2,6 +2,7 @@
 """Parsers, gates, registry, comparison, history and records, on given text and invented results."""
 
 import argparse
+import re
 import tempfile
 import unittest
 from dataclasses import replace
@@ -10,9 +11,9 @@ from unittest import mock
 
 from bench.ssot import (
     ab, attribute, compare, contention, details, explain, gate, history, places, programs, record, registry,
-    results, runner, sweep, terminal,
+    report, results, runner, sweep, terminal,
 )
-from bench.ssot.allocators import Allocator
+from bench.ssot.allocators import SUBJECT, Allocator
 from bench.ssot.errors import UserError
 from bench.ssot.tests import fixture
 
@@ -265,6 +266,13 @@ class Tables(unittest.TestCase):
             (parsed,) = gate.parse(text)
             self.assertEqual(gate.check(parsed, result)[0], expected, text)
 
+    def test_a_gate_over_too_few_pairs_is_broken(self):
+        for rounds, expected in ((4, False), (5, True)):
+            result = self.made(f"r{rounds}", rounds=rounds)
+            passed, text = gate.check(gate.parse("all>=-99%")[0], result)
+            self.assertEqual(passed, expected, text)
+            self.assertEqual("has fewer than 5 pairs" in text, not expected)
+
     def test_a_gate_that_nothing_could_meet_is_refused_before_the_measurement(self):
         for text, peers, words in (
             ("guard>=1%", [], "add --peers"), ("nosuch>=1%", ["system"], "matches no case"),
@@ -278,6 +286,44 @@ class Tables(unittest.TestCase):
         result = self.made("a")
         next(c for c in result["cells"] if c["case"] == "tiny")["error"] = "killed by signal 9"
         self.assertFalse(gate.check(gate.parse("all>=-99%")[0], result)[0])
+
+    def shown(self, result: dict) -> dict[str, str]:
+        """What the user reads, by place."""
+        report.write(self.folder, result)
+        with terminal.console.capture() as capture:
+            terminal.print_result(result)
+        options = argparse.Namespace(id="0001", title="t", question="q", predicted="p", decision="d", revisit="r")
+        return {"terminal": capture.get(), "record": report.record(result, options, "folder"),
+                **{name: (self.folder / name).read_text() for name in ("report.md", "report.html")}}
+
+    def test_cells_with_few_pairs_are_no_ties(self):
+        shown = self.shown(self.made("a", rounds=4))
+        for place in ("report.md", "record"):
+            self.assertRegex(shown[place], r"\| hz3-fast ÷ system \| 8 \| [^\n]* \| 0 \| 0 \| 0 \| 8 \|\n")
+        self.assertIn("0 tie<", shown["report.html"])
+        self.assertIn("8 with few pairs", shown["report.html"])
+
+    def test_the_spread_of_a_mean_has_its_name_and_needs_five_cases(self):
+        spread = r"spread over the cases \d\.\d{3}–"
+        column = r"\| hz3-fast ÷ system \| \d \| [\d.]+ \| \d\.\d{3}–"
+        for cases in (1, 4, 5):
+            shown = self.shown(self.made(f"c{cases}", limit=cases))
+            for place, text in shown.items():
+                pattern = spread if place in ("terminal", "report.html") else column
+                self.assertEqual(bool(re.search(pattern, text)), cases == 5, (place, cases))
+                self.assertNotRegex(text, r"\b1 cases")
+            self.assertIn("of 1 case:" if cases == 1 else f"of {cases} cases:", shown["terminal"])
+
+    def test_without_peers_the_subjects_have_their_numbers(self):
+        session = fixture.session(self.folder / "a", limit=8)
+        session.plan.allocators = [a for a in session.plan.allocators if a.role == SUBJECT]
+        result = results.build(session)
+        for text in self.shown(result).values():
+            for cell in result["cells"]:
+                for word in (cell["case"], cell["allocator"], terminal.si(cell["rate"]), "2.0"):
+                    self.assertIn(word, text)
+            self.assertNotIn("orst first", text)
+            self.assertNotIn("subject ÷", text)
 
     def test_compare_finds_the_change_and_the_drift(self):
         old = self.made("a", seed=1)
@@ -311,7 +357,7 @@ class Tables(unittest.TestCase):
             text = (self.folder / "docs/decisions/0042-a-title-here.md").read_text()
             with self.assertRaisesRegex(UserError, "exists"):
                 record.run(options)
-        for part in ("+2 %", "| hz3-fast ÷ tcmalloc | 1.11", "| tiny | hz3-fast |", "GO", "Why?"):
+        for part in ("+2 %", "| hz3-fast ÷ tcmalloc | 8 | 1.11", "| tiny | hz3-fast |", "GO", "Why?"):
             self.assertIn(part, text)
 
     def test_results_of_another_schema_are_refused(self):
