@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Reads the BUILD files of a checkout well enough to know which file belongs to which target.
-# Called by: include_test.py, tidy_test.py.
+# Called by: ci_test.py, include_test.py, tidy_test.py.
 # Needs: Starlark that is also Python, which BUILD files are.
 """A checkout's packages, targets and the files that they name."""
 
