@@ -269,5 +269,5 @@ def main(argv: list[str]) -> int:
         print(f"ssot: {e}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("ssot: interrupted before anything was measured", file=sys.stderr)
+        print("ssot: interrupted", file=sys.stderr)
         return 130

@@ -19,7 +19,7 @@ from unittest import mock
 from rich.console import Console
 
 from bench.ssot import (
-    allocators, cli, gate, machine, places, registry, results, runner, terminal,
+    allocators, cli, gate, machine, places, registry, results, runner, sweep, terminal,
 )
 from bench.ssot.allocators import PEER, SUBJECT
 from bench.ssot.errors import UserError
@@ -264,6 +264,15 @@ class CommandLine(unittest.TestCase):
             self.assertEqual(status, 0)
             self.assertIn("example", out)
             self.assertNotIn("%%", out)
+
+    def test_an_interrupted_sweep_does_not_say_that_nothing_was_measured(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with mock.patch.object(sweep, "write", side_effect=KeyboardInterrupt):
+                status, out, err = self.tool(
+                    "sweep", "--lib", f"mine={PLANTED}", "--peers", "none", "--min", "1000", "--max", "1010",
+                    "--runs", "1", "--out", folder)
+        self.assertIn("run 1 of 1", out)
+        self.assertEqual((status, err), (130, "ssot: interrupted\n"))
 
     def test_a_small_sweep(self):
         with tempfile.TemporaryDirectory() as folder:
