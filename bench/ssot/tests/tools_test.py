@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from bench.ssot import (
-    ab, attribute, compare, contention, details, explain, gate, history, places, programs, record, registry,
+    ab, attribute, compare, contention, details, explain, gate, history, places, plots, programs, record, registry,
     report, results, runner, sweep, terminal,
 )
 from bench.ssot.allocators import SUBJECT, Allocator
@@ -313,6 +313,15 @@ class Tables(unittest.TestCase):
                 self.assertEqual(bool(re.search(pattern, text)), cases == 5, (place, cases))
                 self.assertNotRegex(text, r"\b1 cases")
             self.assertIn("of 1 case:" if cases == 1 else f"of {cases} cases:", shown["terminal"])
+
+    def test_the_forest_draws_no_spread_below_five_cases(self):
+        for cases in (4, 5):
+            result = self.made(f"c{cases}", limit=cases)
+            mean = result["geometric_means"][0]
+            drawn = plots.forest(result, mean["subject"], mean["peer"])
+            mean["low"] /= 1.01
+            again = plots.forest(result, mean["subject"], mean["peer"])
+            self.assertEqual(drawn == again, cases == 4)
 
     def test_without_peers_the_subjects_have_their_numbers(self):
         session = fixture.session(self.folder / "a", limit=8)
