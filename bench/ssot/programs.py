@@ -165,11 +165,13 @@ def _run_redis(command: list[str], count: int, allocator: Allocator, sample, lau
     while not socket.exists() and server.is_alive() and time.monotonic() < deadline:
         time.sleep(0.01)
     tools = {"capture_output": True, "text": True, "env": BASE_ENV, "check": False}
-    load = subprocess.run(
-        ["redis-benchmark", "-s", str(socket), "-q", "--csv", "-t", "set,get,lpush,spop,hset",
-         "-n", str(count), "-r", "100000", "-d", "100", "-P", "16"], **tools)
-    subprocess.run(["redis-cli", "-s", str(socket), "shutdown", "nosave"], **tools)
-    server.join()
+    try:
+        load = subprocess.run(
+            ["redis-benchmark", "-s", str(socket), "-q", "--csv", "-t", "set,get,lpush,spop,hset",
+             "-n", str(count), "-r", "100000", "-d", "100", "-P", "16"], **tools)
+    finally:  # the thread that waits for the server would keep an interrupted tool from ending
+        subprocess.run(["redis-cli", "-s", str(socket), "shutdown", "nosave"], **tools)
+        server.join()
     sample.output, sample.resources, sample.trace, sample.error = outcome
     sample.output += load.stdout
     rates = [float(line.split(",")[1].strip('"')) for line in load.stdout.splitlines()

@@ -8,6 +8,7 @@ import io
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import unittest
@@ -98,6 +99,20 @@ class Trust(unittest.TestCase):
         signals = ["/bin/sh", "-c", f"sleep 0.1; kill -INT {os.getpid()}"]
         with self.assertRaises(KeyboardInterrupt):
             runner.launch(signals, allocators.system())
+
+    @unittest.skipUnless(shutil.which("redis-server"), "install the package redis-server")
+    def test_an_interrupted_load_leaves_no_server_behind(self):
+        heed_interrupts(self)
+        run, threads = subprocess.run, threading.active_count()
+
+        def interrupted(command: list[str], **options):
+            if command[0] == "redis-benchmark":
+                os.kill(os.getpid(), signal.SIGINT)
+            return run(command, **options)
+
+        with mock.patch.object(subprocess, "run", interrupted), self.assertRaises(KeyboardInterrupt):
+            runner.run_case(registry.by_name("real/redis"), ["1000"], allocators.system(), 1)
+        self.assertEqual(threading.active_count(), threads)
 
     def test_a_library_without_malloc_is_refused(self):
         libc_part = Path("/proc/self/maps").read_text().split()
