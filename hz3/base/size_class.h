@@ -46,7 +46,6 @@ enum {
   HZ3_SMALL_CLASS_LAST = 48,   // 2 KiB: the small box; above, the medium box
   HZ3_TABLE_CLASS_LAST = 76,   // 128 KiB: the last class found by table
 };
-#define HZ3_SMALL_MAX ((size_t)2048)
 #define HZ3_TABLE_MAX ((size_t)128 * 1024)
 #define HZ3_MEDIUM_MAX ((size_t)1024 * 1024)
 
