@@ -3,8 +3,8 @@
 //   the bin that blocks of this slice belong to, negative above 128 KiB; 0 = no bin: unknown pointer, NULL, large block.
 // Called by: hot (read), pages (write).
 // Owns: hz3_tag_map, replaced by a wider one when chunks land outside; old tables stay, readers may hold them.
-// Locks: writers hold hz3_pages.lock, and the lock of growth to replace it. Readers take none: a table is complete before it is published, and whoever frees a
-//   block got its pointer after the tag was set.
+// Locks: writers hold hz3_pages.lock, and whoever replaces the table that of growth as well. Readers take none: a table is
+//   complete before it is published, and whoever frees a block got its pointer after the tag was set.
 // Invariant: a tag is right or 0; for 0, and outside the window, lookups go through the page map.
 #ifndef HZ3_PAGES_TAG_MAP_H_
 #define HZ3_PAGES_TAG_MAP_H_
