@@ -871,13 +871,15 @@ TEST(LargeDeathTest, WhatCannotBePurgedStaysDirtyAndIsUsedAgain) {
 // Memory without an entry in the page map would never be found again: it goes back.
 [[noreturn]] void AllocWithoutPageMap() {
   const size_t kBytes = 512 * HZ3_MIB;
-  HZ3_REQUIRE(hz3_large_alloc(kBytes, 1, false) != nullptr);
+  void *small = hz3_large_alloc(2 * HZ3_MIB, 1, false);
+  HZ3_REQUIRE(small != nullptr && hz3_large_alloc(kBytes, 1, false) != nullptr);
   const size_t before = hz3_test::AddressSpaceBytes(), mapped = Stats().mapped_bytes;
   hz3_test::RefuseCall(SYS_mmap, sizeof(hz3_page_map_leaf));
   size_t more = 0;  // of so many, some lie where only another leaf of the page map could name them
   while (more < 4 * HZ3_PAGE_MAP_LEAF_BYTES && hz3_large_alloc(kBytes, 1, false) != nullptr) more += kBytes;
   HZ3_REQUIRE(more < 4 * HZ3_PAGE_MAP_LEAF_BYTES);
   HZ3_REQUIRE(Stats().mapped_bytes == mapped + more && hz3_test::AddressSpaceBytes() == before + more);
+  HZ3_REQUIRE(hz3_large_free(small) && hz3_large_alloc(2 * HZ3_MIB, 1, false) != nullptr);  // where there was something before
   _exit(0);
 }
 

@@ -204,6 +204,15 @@ static void fill(size_t size) {
   }
 }
 
+// Each block holds the address of the next.
+static void free_list(void **list) {
+  while (list != NULL) {
+    void **next = *list;
+    free(list);
+    list = next;
+  }
+}
+
 enum { kCrowd = 64 };
 static pthread_barrier_t crowd_is_ready;
 static size_t crowd_size, crowd_bytes, crowd_bytes_at_first_null;
@@ -219,11 +228,7 @@ static void *fill_in_crowd(void *unused) {
   REQUIRE(errno == ENOMEM);
   size_t none = 0, bytes = __atomic_load_n(&crowd_bytes, __ATOMIC_RELAXED);
   __atomic_compare_exchange_n(&crowd_bytes_at_first_null, &none, bytes, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-  while (list != NULL) {
-    void **next = *list;
-    free(list);
-    list = next;
-  }
+  free_list(list);
   return unused;
 }
 
@@ -258,11 +263,7 @@ static void lock_and_use(size_t bytes) {
     made += size;
   }
   dprintf(1, "%zu %ld\n", made, status_kb("VmLck"));
-  while (list != NULL) {
-    void **next = *list;
-    free(list);
-    list = next;
-  }
+  free_list(list);
   work_with_threads();
 }
 
