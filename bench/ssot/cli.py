@@ -244,7 +244,7 @@ def finish(session: Session, more: list[dict], gates: list[gate.Gate]) -> int:
         return 130
     if any(not passed for passed, _ in verdicts):
         return gate.NO_GO
-    return 1 if any(c["error"] for c in result["cells"] + result["details"]) else 0
+    return 1 if results.failed(result) else 0
 
 
 def _command(name: str, argv: list[str]) -> int:

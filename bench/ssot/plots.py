@@ -21,7 +21,7 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator  # noqa: E402
 import numpy as np  # noqa: E402
 
-from bench.ssot import stats  # noqa: E402
+from bench.ssot import results, stats  # noqa: E402
 
 _THEME = {
     name: f"#ab10{i:02x}"
@@ -285,6 +285,7 @@ def heat_map(result: dict) -> str:
     """Every cell relative to the best of its case: full colour is half its speed or less."""
     names = _compared(result)
     rates = {(c["case"], c["allocator"]): c["rate"] for c in result["cells"] if not c["error"]}
+    failed = {(c["case"], c["allocator"]) for c in result["cells"] if results.has_failed(c)}
     cases = [c["name"] for c in result["cases"]]
     if not rates:
         return ""
@@ -293,7 +294,8 @@ def heat_map(result: dict) -> str:
         row = {n: rates[(case, n)] for n in names if (case, n) in rates}
         for x, name in enumerate(names):
             if name not in row:
-                axis.text(x, y, "failed", ha="center", va="center", color=_THEME["loss"], size=9)
+                text, color = ("failed", "loss") if (case, name) in failed else ("–", "muted")
+                axis.text(x, y, text, ha="center", va="center", color=_THEME[color], size=9)
                 continue
             share = row[name] / max(row.values())
             strength = min(1.0, max(0.0, -np.log2(share)))

@@ -56,8 +56,8 @@ def _values(result: dict) -> dict:
         "latency": latency,
         "memory": _details(result, "memory"),
         "cells": {(c["case"], c["allocator"]): c for c in result["cells"]},
-        "failed": [c for c in result["cells"] if c["error"]]
-        + [d for d in result["details"] if d["error"]],
+        "failed": results.failed(result),
+        "not_reached": results.not_reached(result),
     }
 
 

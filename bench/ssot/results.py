@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns the samples of a session into cells, comparisons and the files of the result folder.
 
-Called by: cli, compare, history, record, report, terminal. Owns: the schema of results.json (SCHEMA) and results.tsv.
+Called by: cli, compare, history, plots, record, report, terminal. Owns: the schema of results.json (SCHEMA) and results.tsv.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from bench.ssot.registry import Case
 from bench.ssot.runner import WARM_UP, Session
 
 SCHEMA = "hz3.ssot/1"
+NOT_REACHED = "not reached"  # the error of a cell that an interrupted run has no number for
 
 
 def _floor_ns(session: Session, case: Case) -> float | None:
@@ -37,7 +38,7 @@ def _cell(session: Session, case: Case, allocator: str, floor_ns: float | None) 
     ]
     cell: dict = {"case": case.name, "allocator": allocator, "runs": len(rounds), "error": ""}
     if not rounds:
-        cell["error"] = next((s.error for s in kept if s.error), "not run")
+        cell["error"] = next((s.error for s in kept if s.error), NOT_REACHED)
         return cell
     rates = list(rounds.values())
     ns = 1e9 / float(np.median(rates))
@@ -138,6 +139,29 @@ def rows(result: dict) -> list[dict]:
     ]
     # Without a peer there is no ratio, and the order stays that of the plan.
     return sorted(found, key=lambda r: min((c["ratio"] for c in r["against"].values()), default=math.inf))
+
+
+def has_failed(entry: dict) -> bool:
+    """Whether the cell or detail ran and gave no number."""
+    return entry["error"] not in ("", NOT_REACHED)
+
+
+def failed(result: dict) -> list[dict]:
+    return [entry for entry in result["cells"] + result["details"] if has_failed(entry)]
+
+
+def not_reached(result: dict) -> str:
+    """'tiny (system), app': what an interrupted run has no number for, whole cases by name alone."""
+    missing: dict[str, list[str]] = {}
+    for cell in result["cells"]:
+        names = missing.setdefault(cell["case"], [])
+        if cell["error"] == NOT_REACHED:
+            names.append(cell["allocator"])
+    rivals = len({c["allocator"] for c in result["cells"]})
+    return ", ".join(
+        case if len(names) == rivals else f"{case} ({', '.join(names)})"
+        for case, names in missing.items() if names
+    )
 
 
 def summary(result: dict) -> list[dict]:

@@ -10,6 +10,7 @@ import os
 from typing import Callable
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -125,12 +126,13 @@ def _print_footer(result: dict, subjects: list[str]) -> None:
     for a in result["allocators"]:
         if a["note"]:
             console.print(f"[dim]{a['name']} {a['note']}[/]")
-    for cell in result["cells"]:
-        if cell["error"]:
-            console.print(
-                f"[red]FAILED[/] {cell['case']} under {cell['allocator']}: {cell['error']}",
-                markup=True, highlight=False,
-            )
+    for cell in results.failed(result):
+        console.print(
+            f"[red]FAILED[/] {cell['case']} under {cell['allocator']}: {escape(cell['error'])}",
+            highlight=False,
+        )
+    if missing := results.not_reached(result):
+        console.print(f"not reached: {missing}", markup=False, highlight=False)
 
 
 def print_cases(cases: list[Case], size: str) -> None:

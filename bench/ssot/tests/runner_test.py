@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import unittest
@@ -336,6 +337,23 @@ class CommandLine(unittest.TestCase):
             self.assertIn(f"continue with --resume {made}", out.replace("\n", ""))
             self.assertTrue(results.read(made)["interrupted"])
             self.assertIn("Interrupted", (made / "report.html").read_text())
+
+    def test_a_signal_to_end_does_what_ctrl_c_does(self):
+        with tempfile.TemporaryDirectory() as folder:
+            tool = subprocess.Popen(
+                [sys.executable, "-m", "bench.ssot", "--lib", f"mine={PLANTED}", "--peers", "none", "--quick",
+                 "--filter", "^tiny$", "--rounds", "500", "--allow-busy", "--out", folder],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            for line in tool.stdout:
+                if "warm-up" in line:
+                    tool.terminate()
+                    break
+            out, _ = tool.communicate(timeout=60)
+            self.assertEqual(tool.returncode, 130, out)
+            self.assertIn("not reached: tiny", out)
+            self.assertNotIn("FAILED", out)
+            made = next(Path(folder).iterdir())
+            self.assertTrue(results.read(made)["interrupted"])
 
 
 if __name__ == "__main__":

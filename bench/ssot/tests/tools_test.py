@@ -296,6 +296,25 @@ class Tables(unittest.TestCase):
         return {"terminal": capture.get(), "record": report.record(result, options, "folder"),
                 **{name: (self.folder / name).read_text() for name in ("report.md", "report.html")}}
 
+    def test_what_was_not_reached_did_not_fail(self):
+        session = fixture.session(self.folder / "a", limit=3)
+        one, two, three = (c.name for c in session.plan.cases)
+        session.samples = [s for s in session.samples
+                           if s.case != three and (s.case, s.allocator) != (two, "tcmalloc")]
+        session.record(runner.Sample(one, "system", 9, error="killed [by] signal 9"), session.plan.cases[0],
+                       session.plan.allocators[2])
+        detail = {"kind": details.SYSCALLS, "case": "app", "allocator": "tcmalloc", "error": "exit status 7",
+                  "calls": {"mmap": 9}}
+        session.interrupted = True
+        result = results.build(session, [detail])
+        shown = self.shown(result)
+        for place in ("terminal", "report.md", "report.html"):
+            self.assertIn(f"ot reached: {two} (tcmalloc), {three}", shown[place])
+            self.assertIn("killed [by] signal 9", shown[place])
+            self.assertIn("exit status 7", shown[place])
+        self.assertEqual(shown["terminal"].count("FAILED"), 2)
+        self.assertEqual(plots.heat_map(result).count(">failed<"), 1)
+
     def test_cells_with_few_pairs_are_no_ties(self):
         shown = self.shown(self.made("a", rounds=4))
         for place in ("report.md", "record"):
