@@ -39,7 +39,7 @@ WORKLOADS = [
 OVERCOMMITTED = WORKLOADS + [
     "victim_plain beyond",
     "limit_test",
-    "memory_test --gtest_filter=*little_is_mapped*:*freed_at_random*:*ring_of*",
+    "memory_test --gtest_filter=*little_is_mapped_beyond_use*:*freed_at_random*:*ring_of*",
 ]
 # Bursts up to 68 % of the limit on a base of 35 % or 55 %, with a second of little traffic after each: what one burst left
 # behind has to go before the next, which is of other sizes, or the process is killed.
