@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is: whether huge pages are worth asking for, see pages.h and docs/decisions/0028.
+// What it is: whether huge pages are worth asking for (docs/decisions/0028), and which chunks do (0022); see pages.h.
 // Called by: pages.c and purge.c; large through pages.h.
-// Locks: none. Relaxed atomics: hints, by which nothing is published.
+// Locks: hz3_pages.lock, held by the callers of what ends in _locked. Relaxed atomics: hints, by which nothing is published.
 #include "hz3/base/os.h"
 #include "hz3/pages/pages_internal.h"
 
@@ -31,24 +31,59 @@ static bool is_due(char *start, size_t bytes) {
   return asked / PROBE_BYTES != (asked + bytes) / PROBE_BYTES && (last == NULL || hz3_os_is_resident(last));
 }
 
-// Bytes from the start that may have huge pages: none, the first one that was touched to find out, or all.
-static size_t affordable_bytes(char *start, size_t bytes) {
-  if (hz3_huge_pages_are_dear()) return 0;
+// Whether huge pages are worth it for what has just been asked for, and was not touched yet.
+static bool are_affordable(char *start, size_t bytes) {
   uint64_t pause = __atomic_load_n(&hz3_pages.huge_pause_ms, __ATOMIC_RELAXED);
-  if (!is_due(start, bytes) && pause == 0) return bytes;
-  size_t first = hz3_min(bytes, HZ3_HUGE_PAGE_BYTES);
-  hz3_os_advise_huge(start, first, true);
+  if (!is_due(start, bytes) && pause == 0) return true;
   bool is_dear = probe_is_dear(start);
   pause = is_dear ? hz3_min(hz3_max(2 * pause, PAUSE_MIN_MS), PAUSE_MAX_MS) : 0;
   __atomic_store_n(&hz3_pages.huge_pause_ms, pause, __ATOMIC_RELAXED);
   if (is_dear) __atomic_store_n(&hz3_pages.huge_dear_until_ms, hz3_os_now_ms() + pause, __ATOMIC_RELAXED);
-  return is_dear ? first : bytes;
+  return !is_dear;
 }
 
-// One advice for all of it, so that it stays one mapping of the kernel's: if small pages are asked for, the one that was touched
-// stays as it is.
+// The advice is for all of it, and comes before the first touch: the kernel takes what lies side by side, with the same advice, for one
+// mapping only if one side was never touched. If small pages are asked for after all, the one that was touched stays as it is.
 size_t hz3_huge_pages_ask(char *start, size_t bytes) {
-  size_t huge = affordable_bytes(start, bytes);
-  hz3_os_advise_huge(start, bytes, huge == bytes);
-  return huge;
+  bool are_dear = hz3_huge_pages_are_dear();
+  hz3_os_advise_huge(start, bytes, !are_dear);
+  if (are_dear) return 0;
+  if (are_affordable(start, bytes)) return bytes;
+  hz3_os_advise_huge(start, bytes, false);
+  return hz3_min(bytes, HZ3_HUGE_PAGE_BYTES);
+}
+
+static unsigned ends_of(const struct hz3_chunk *chunk) {
+  uint64_t low = chunk->huge & 1, high = chunk->huge >> 63;
+  return (low != high) + (chunk->below != NULL && chunk->below->huge >> 63 != low) +
+         (chunk->above != NULL && (chunk->above->huge & 1) != high);
+}
+
+void hz3_chunk_join_locked(struct hz3_chunk *chunk) {
+  struct hz3_chunk *newest = hz3_pages.newest;
+  chunk->below = NULL;
+  chunk->above = newest != NULL && newest->base == chunk->base + HZ3_CHUNK_BYTES ? newest : NULL;
+  if (chunk->above != NULL) chunk->above->below = chunk;
+  hz3_pages.newest = chunk;
+  hz3_pages.advice_ends += ends_of(chunk);
+}
+
+void hz3_chunk_leave_locked(struct hz3_chunk *chunk) {
+  hz3_pages.advice_ends -= ends_of(chunk);
+  if (chunk->below != NULL) chunk->below->above = NULL;
+  if (chunk->above != NULL) chunk->above->below = NULL;
+  if (hz3_pages.newest == chunk) hz3_pages.newest = chunk->above;
+}
+
+bool hz3_chunk_set_huge_locked(struct hz3_chunk *chunk, uint64_t huge) {
+  uint64_t before = chunk->huge;
+  size_t others = hz3_pages.advice_ends - ends_of(chunk), most = HZ3_ADVICE_ENDS + hz3_pages.chunks / HZ3_CHUNKS_PER_ADVICE_END;
+  chunk->huge = huge;
+  size_t ends = others + ends_of(chunk);
+  if (ends > hz3_pages.advice_ends && ends > most) {
+    chunk->huge = before;
+    return false;
+  }
+  hz3_pages.advice_ends = ends;
+  return true;
 }

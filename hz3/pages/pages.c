@@ -170,7 +170,8 @@ static bool open_span(struct hz3_span *span) {
   return false;
 }
 
-static bool add_chunk(char *base, size_t guard_bytes, uint64_t huge, bool is_closed) {
+// Of the slices those that were touched already are dirty.
+static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, uint64_t dirty, bool is_closed) {
   if (!hz3_page_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
   if (HZ3_CHECKED && !hz3_object_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
   hz3_tag_map_cover(base, HZ3_CHUNK_BYTES);
@@ -182,13 +183,17 @@ static bool add_chunk(char *base, size_t guard_bytes, uint64_t huge, bool is_clo
   if (chunk == NULL) return false;
   chunk->base = base;
   chunk->guard_bytes = (uint32_t)guard_bytes;
-  chunk->huge = huge;
   hz3_lock_acquire(&hz3_pages.lock);
   chunk->free = ~(uint64_t)0;
-  chunk->dirty = chunk->purged = chunk->refused = 0;
+  chunk->dirty = dirty;
+  chunk->purged = chunk->refused = 0;
+  chunk->huge = is_huge ? ~(uint64_t)0 : 0;
   chunk->closed = is_closed ? ~(uint64_t)0 : 0;
+  hz3_chunk_join_locked(chunk);
   hz3_add_to_figure(&hz3_pages.chunks, 1);
   hz3_pages.free_slices += HZ3_CHUNK_SLICES;
+  hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(dirty));
+  hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
   hz3_lock_release(&hz3_pages.lock);
   return true;
@@ -201,18 +206,12 @@ static bool map_first(void) {
   if (room == NULL) return false;
   hz3_os_unmap(room, HZ3_CHUNK_BYTES - ROOM_BEFORE_FIRST);
   bool is_closed = hz3_os_protect(base - ROOM_BEFORE_FIRST, ROOM_BEFORE_FIRST + HZ3_CHUNK_BYTES + guard);
-  if (!add_chunk(base, guard, 0, is_closed)) {
+  if (!add_chunk(base, guard, false, 0, is_closed)) {
     hz3_os_unmap(base - ROOM_BEFORE_FIRST, ROOM_BEFORE_FIRST + HZ3_CHUNK_BYTES + guard);
     return false;
   }
   hz3_pages.last_base = base;
   return true;
-}
-
-// The slices with huge pages of a chunk with so many before it in its mapping, which has huge pages for so many bytes.
-static uint64_t huge_slices(size_t bytes, size_t chunks_before) {
-  size_t before = chunks_before * HZ3_CHUNK_BYTES;
-  return bytes <= before ? 0 : hz3_slice_mask(0, (unsigned)(hz3_min(bytes - before, HZ3_CHUNK_BYTES) / HZ3_SLICE_BYTES));
 }
 
 // Maps more chunks: an eighth of what is there, so that big heaps make few system calls and little is over-reserved.
@@ -237,11 +236,13 @@ static bool map_chunks(bool may_be_huge) {
     hz3_pages.last_base = base;
     bool is_growing = chunks >= HZ3_SMALL_PAGE_CHUNKS || (chunks > 0 && now - before <= HZ3_FAST_GROWTH_MS);
     size_t huge_bytes = may_be_huge && is_growing ? hz3_huge_pages_ask(base, bytes) : 0;
-    size_t added = 0;
-    for (bool more = true; more && added < wanted; added += more)
-      more = add_chunk(base + added * HZ3_CHUNK_BYTES, added + 1 == wanted ? guard : 0, huge_slices(huge_bytes, added), false);
-    if (added < wanted) hz3_os_unmap(base + added * HZ3_CHUNK_BYTES, (wanted - added) * HZ3_CHUNK_BYTES + guard);
-    return added > 0;
+    bool is_huge = huge_bytes == bytes;
+    uint64_t touched = is_huge || huge_bytes == 0 ? 0 : hz3_slice_mask(0, HZ3_HUGE_PAGE_BYTES / HZ3_SLICE_BYTES);
+    size_t left = wanted;  // from the top down, so that each meets its neighbour
+    for (bool more = true; more && left > 0; left -= more)
+      more = add_chunk(base + (left - 1) * HZ3_CHUNK_BYTES, left == wanted ? guard : 0, is_huge, left == 1 ? touched : 0, false);
+    if (left > 0) hz3_os_unmap(base, left * HZ3_CHUNK_BYTES + (left == wanted ? guard : 0));
+    return left < wanted;
   }
   return false;
 }

@@ -21,10 +21,10 @@ HZ3_BEGIN_DECLS
 // several homes has of a class of small blocks: of many such spans little is used (docs/decisions/0022).
 enum { HZ3_SMALL_PAGE_CHUNKS = 2, HZ3_FAST_GROWTH_MS = 50 };
 
-// In a bigger heap halves keep the advice that they have: where that of neighbours differs, a mapping ends, and the kernel allows
-// a process 65,530. These make 8,192 at most. There, what was purged may become resident again, as slowly as the kernel makes
-// huge pages on its own (docs/decisions/0022).
-enum { HZ3_ADVISED_CHUNKS = 4096 };
+// Where the advice of neighbouring halves differs, a mapping ends, and the kernel allows a process 65,530. Purges change advice as
+// long as that makes no more than so many ends, and one more per so many chunks; then halves keep what they have, and what was
+// purged may become resident again, as slowly as the kernel makes huge pages on its own (docs/decisions/0022).
+enum { HZ3_ADVICE_ENDS = 24, HZ3_CHUNKS_PER_ADVICE_END = 64 };
 
 struct hz3_chunk {
   char *base;
@@ -32,6 +32,7 @@ struct hz3_chunk {
   uint64_t refused;                    // one bit per slice: free, and locked by the user when it was to be purged; lock: pages
   uint64_t used_by[HZ3_SPAN_HOMES];    // one bit per slice: spans of that home were the last to use it; lock: pages
   uint64_t huge;                       // one bit per slice, both halves for themselves: asks for a huge page; lock: pages
+  struct hz3_chunk *below, *above;     // the chunk that ends where this one starts, and the other way round; lock: pages
   uint64_t closed;                     // checked lane: free slices without access, never used; lock: pages
   struct hz3_chunk *next, *prev;       // list of chunks with the same longest free run
   struct hz3_chunk *dirty_next, *dirty_prev;  // chunks with dirty free slices, oldest first
@@ -51,6 +52,8 @@ struct hz3_pages {
   struct hz3_retention retention;
   size_t chunks, free_slices, purges;
   size_t dirty_slices;     // free, dirty, and not refused
+  size_t advice_ends;      // halves whose advice differs from that of the half above
+  struct hz3_chunk *newest;  // its neighbour above mostly is to be the next; NULL if that was unmapped
   bool has_had_first;      // checked lane: a chunk was mapped, whatever became of it; lock: growth
   bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
   uint64_t hollow_regret_ms;  // when a span was last used again too early; atomic
@@ -92,6 +95,10 @@ void hz3_pages_set_giving_back(bool value);
 
 // huge_pages.c
 bool hz3_huge_pages_are_dear(void);
+void hz3_chunk_join_locked(struct hz3_chunk *chunk);   // beside its neighbour, if that is the newest
+void hz3_chunk_leave_locked(struct hz3_chunk *chunk);
+// From now on these slices, whole halves, are to ask for huge pages. False, and nothing changed, if mappings do not allow for it.
+bool hz3_chunk_set_huge_locked(struct hz3_chunk *chunk, uint64_t huge);
 
 // purge.c
 void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk);

@@ -106,7 +106,6 @@ class Pages : public testing::Test {
   std::set<hz3_span *> live_;
 };
 
-class HugePages : public Pages, public testing::WithParamInterface<int> {};
 
 TEST_F(Pages, EveryClassGetsAnAlignedTaggedSpan) {
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
@@ -386,36 +385,74 @@ TEST_F(Pages, TheFirstTouchTellsWhetherHugePagesAreDear) {
 }
 
 // Each half of a chunk asks for its huge page until a part of it is purged, and again once it is purged as a whole. The first
-// chunks begin to when they are purged. In a heap that is said to have `more_chunks` none of that, for each change may be a mapping.
-TEST_P(HugePages, HalvesOfChunksAskForEach) {
-  const size_t more_chunks = static_cast<size_t>(GetParam());
-  const bool is_vast = more_chunks > 0;
+// chunks begin to when they are purged.
+TEST_F(Pages, HalvesOfChunksAskForEach) {
   const uint64_t low = UINT32_MAX, all = ~uint64_t{0};
   std::vector<hz3_span *> spans;
   for (int i = 0; i < (HZ3_SMALL_PAGE_CHUNKS + 1) * HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
   hz3_chunk *first = ChunkOf(spans.front()), *last = ChunkOf(spans.back());
   EXPECT_EQ(first->huge, 0u);
   EXPECT_EQ(last->huge, all);
-  hz3_pages.chunks += more_chunks;
   std::map<hz3_chunk *, hz3_span *> pins;
   for (hz3_span *span : spans) {
     if (span->first_slice == HZ3_CHUNK_SLICES / 2) pins[ChunkOf(span)] = span;
     else Free(span);
   }
   hz3_pages_purge_to(0);
-  EXPECT_EQ(first->huge, is_vast ? 0 : low);
-  EXPECT_EQ(last->huge, is_vast ? all : low);
+  EXPECT_EQ(first->huge, low);
+  EXPECT_EQ(last->huge, low);
   for (auto &pin : pins) Free(pin.second);
   hz3_pages_purge_to(0);
-  hz3_pages.chunks -= more_chunks;
-  EXPECT_EQ(first->huge, is_vast ? 0 : all);
+  EXPECT_EQ(first->huge, all);
   EXPECT_EQ(last->huge, all);
   EXPECT_EQ(Stats().dirty_bytes, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Heap, HugePages, testing::Values(0, HZ3_ADVISED_CHUNKS), [](const testing::TestParamInfo<int> &info) {
-  return info.param == 0 ? "OfSomeChunks" : "OfVeryMany";
-});
+// The mappings of the kernel that lie in the range.
+size_t MappingsIn(uintptr_t start, uintptr_t end) {
+  std::ifstream maps("/proc/self/maps");
+  size_t count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t from = std::stoul(line, nullptr, 16), to = std::stoul(line.substr(line.find('-') + 1), nullptr, 16);
+    count += from < end && to > start;
+  }
+  return count;
+}
+
+// Every second chunk has holes: each of them would be a mapping of its own. Only some become one, whatever is purged.
+TEST_F(Pages, AdviceMakesFewMappings) {
+  constexpr size_t kChunks = 2 * HZ3_CHUNKS_PER_ADVICE_END, kMost = HZ3_ADVICE_ENDS + 2;
+  std::map<char *, std::vector<hz3_span *>> chunks;
+  for (size_t i = 0; i < kChunks * HZ3_CHUNK_SLICES; i++) {
+    hz3_span *span = Alloc(kSliceClass);
+    chunks[ChunkOf(span)->base].push_back(span);
+  }
+  uintptr_t start = reinterpret_cast<uintptr_t>(chunks.begin()->first), end = reinterpret_cast<uintptr_t>(chunks.rbegin()->first) + HZ3_CHUNK_BYTES;
+  size_t before = MappingsIn(start, end);
+  std::vector<hz3_span *> rest;
+  bool has_holes = false;
+  for (auto &[base, spans] : chunks) {
+    has_holes = !has_holes;
+    for (hz3_span *span : spans) {
+      if (has_holes && span->first_slice % 4 == 1) Free(span);
+      else rest.push_back(span);
+    }
+  }
+  hz3_pages_purge_to(0);
+  EXPECT_EQ(Stats().dirty_bytes, 0u) << "all holes are purged";
+  EXPECT_LE(hz3_pages.advice_ends, kMost);
+  EXPECT_LE(MappingsIn(start, end), before + kMost);
+  if (!HZ3_CHECKED) {  // where guards lie between chunks, so that each is a mapping anyway
+    EXPECT_GE(hz3_pages.advice_ends, kMost - 1);
+    EXPECT_GE(MappingsIn(start, end), before + kMost / 2) << "as many as may";
+  }
+  for (hz3_span *span : rest) Free(span);
+  hz3_pages_purge_to(0);
+  EXPECT_EQ(hz3_pages.advice_ends, 0u) << "all ask for huge pages again";
+  hz3_pages_trim(true);
+  EXPECT_EQ(hz3_pages.advice_ends, 0u);
+  EXPECT_EQ(hz3_pages.newest, nullptr);
+}
 
 // A span that is used again right after its pages were purged says that ticks came too early for all of them.
 TEST_F(Pages, TicksSpareHollowSpansForASecondAfterEarlyUse) {

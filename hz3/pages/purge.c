@@ -124,10 +124,9 @@ static bool purge_oldest_locked(unsigned *slices) {
   bool in_halves = (halves & chunk->dirty) != 0;
   uint64_t part = in_halves ? halves : ~halves;
   uint64_t mask = chunk->free & ~chunk->refused & part & (chunk->dirty | huge_before), dirty = mask & chunk->dirty;
-  bool may_advise = hz3_pages.chunks <= HZ3_ADVISED_CHUNKS;
-  if (may_advise && !in_halves) chunk->huge &= ~halves_of(mask);
-  if (may_advise && in_halves && hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS && !hz3_huge_pages_are_dear()) chunk->huge |= part;
-  uint64_t advised = chunk->huge ^ huge_before;
+  bool may_be_huge = hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS && !hz3_huge_pages_are_dear();
+  uint64_t huge = !in_halves ? huge_before & ~halves_of(mask) : may_be_huge ? huge_before | part : huge_before;
+  uint64_t advised = hz3_chunk_set_huge_locked(chunk, huge) ? huge ^ huge_before : 0;
   unsigned count = (unsigned)__builtin_popcountll(mask);
   chunk->free &= ~mask;
   hz3_pages.free_slices -= count;
@@ -198,6 +197,7 @@ static bool unmap_one_chunk(void) {
   bool unmapped = hz3_os_unmap(chunk->base, HZ3_CHUNK_BYTES + chunk->guard_bytes);
   hz3_lock_acquire(&hz3_pages.lock);
   if (unmapped) {
+    hz3_chunk_leave_locked(chunk);
     hz3_take_from_figure(&hz3_pages.chunks, 1);
     chunk->next = hz3_pages.spare_descriptors;
     hz3_pages.spare_descriptors = chunk;
