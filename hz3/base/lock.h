@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the allocator's only lock, a futex mutex with a rank and an owner.
-// Called by: small, medium, large, pages, remote, hot.
+// Called by: every box.
 // Invariant: a thread takes locks in strictly rising rank. The owner lets a fork from a signal handler see that it interrupted
 //   its own critical section; it is taken and left in one step with the lock.
 #ifndef HZ3_BASE_LOCK_H_
@@ -20,7 +20,7 @@ enum hz3_lock_rank {
   HZ3_RANK_PAGES,      // chunks and slices
   HZ3_RANK_MAGAZINES,  // carving of new magazines
   HZ3_RANK_METADATA,   // the allocator's own bookkeeping memory
-  HZ3_RANK_QUARANTINE,  // checked lane: large blocks held back
+  HZ3_RANK_QUARANTINE,  // checked lane: large blocks held back; blocks of no bytes
 };
 
 struct hz3_lock {

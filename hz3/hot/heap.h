@@ -65,7 +65,8 @@ size_t hz3_heap_count(void);            // the most threads that have allocated 
 
 // slow.c: gives everything the heap holds back to the spans. The heap is the caller's.
 void hz3_heap_flush(struct hz3_heap *heap);
-size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class);  // racy for other threads' heaps
+// stats.c: objects of the class in the heap's bin and spare, and the one that waits. Racy for other threads' heaps.
+size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class);
 
 HZ3_END_DECLS
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the whole allocator as functions without libc's contract (no errno, no overflow rules).
-// Called by: the API edge, hz3/malloc.c and hz3/new.cc.
+// Called by: the API edge, hz3/malloc.c, hz3/new.cc and hz3/info.c; checked.c of this box.
 // Needs: bin.h for the fast paths.
 #ifndef HZ3_HOT_HOT_H_
 #define HZ3_HOT_HOT_H_
