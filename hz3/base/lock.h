@@ -31,16 +31,18 @@ struct hz3_lock {
 
 #define HZ3_LOCK_INIT(r) {0, (r)}
 
+// Waits for the lock, which must be of a higher rank than all that this thread holds. Not recursive; keeps errno.
 void hz3_lock_acquire(struct hz3_lock *lock);
-void hz3_lock_release(struct hz3_lock *lock);
-
-// For fork only. Acquires unless this thread holds it already (a signal handler forks inside our critical section).
-void hz3_lock_acquire_for_fork(struct hz3_lock *lock);
-// In the parent: releases what acquire_for_fork took; the interrupted section's own lock stays held.
-void hz3_lock_release_for_fork(struct hz3_lock *lock);
-// True once this thread has taken every lock for a fork, until it releases the first: it may allocate in between.
-void hz3_lock_set_forking(bool forking);
+void hz3_lock_release(struct hz3_lock *lock);  // by the thread that acquired it
+// Whether this thread acquired it; false for a lock that is held for a fork.
 bool hz3_lock_is_mine(const struct hz3_lock *lock);
+
+// For fork only, by each box's *_fork_prepare. Acquires unless this thread holds it already (a handler forks inside our critical section).
+void hz3_lock_acquire_for_fork(struct hz3_lock *lock);
+// By *_fork_release, in parent and child: releases what acquire_for_fork took; the interrupted section's own lock stays held.
+void hz3_lock_release_for_fork(struct hz3_lock *lock);
+// To be set once this thread has taken every lock for a fork, and cleared before it releases the first: it may allocate in between.
+void hz3_lock_set_forking(bool forking);
 
 HZ3_END_DECLS
 

@@ -54,6 +54,7 @@ void *hz3_large_cache_take(struct hz3_large_cache *cache, size_t bytes, size_t a
 bool hz3_large_cache_put(struct hz3_large_cache *cache, void *pointer);
 // After hz3_large_free gave so many bytes back: whether such blocks are to be kept.
 void hz3_large_cache_learn(struct hz3_large_cache *cache, size_t bytes);
+// Gives back all that is kept, and keeps nothing until sizes come again.
 void hz3_large_cache_flush(struct hz3_large_cache *cache);
 // Bytes kept; adds the number of blocks. Racy for the cache of another thread.
 size_t hz3_large_cache_held(const struct hz3_large_cache *cache, size_t *blocks);
