@@ -31,9 +31,10 @@ struct hz3_stats {
   size_t large_blocks, large_bytes;
   size_t purges, heaps;
 };
-struct hz3_class_stats {
+struct hz3_class_stats {  // object_bytes and span_bytes are bytes, the others counts
   size_t object_bytes, live_objects, cached_objects, spans, span_bytes;
 };
+// Both fill the whole struct. Thread-safe. size_class: 1 to HZ3_CLASS_COUNT - 1.
 void hz3_get_stats(struct hz3_stats *stats);
 void hz3_get_class_stats(unsigned size_class, struct hz3_class_stats *stats);
 
