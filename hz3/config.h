@@ -10,12 +10,13 @@
 
 // HZ3_MAGAZINE_CAPACITY: objects in the smallest magazine of small classes. 62 pointers plus the header fill 512 bytes. Below 62,
 //   the bins of these classes never grow.
-// HZ3_MAGAZINE_BYTES: object bytes that one magazine may hold at first; at least 16 objects up to 32 KiB. Those of busy classes
-//   grow to twice as much, of objects that fill less than 62 slots to 16 times as much.
-// HZ3_HEAP_BYTES: bytes a thread may keep in spare magazines before it shares them through the depot; half as many by which
-//   the magazines of busy classes may grow, those of big objects by 8 times as many, while all threads together stay below 32 times.
-// HZ3_DEPOT_BYTES: bytes of one class that the depot may keep at most; below it, HZ3_HEAP_BYTES for each thread, and a quarter of
-//   what is out of its spans, or of objects of up to 256 bytes HZ3_MAGAZINE_BYTES for each CPU.
+// HZ3_MAGAZINE_BYTES: object bytes that one magazine may hold at first, but always 16 objects of up to 32 KiB. In a busy class
+//   twice as much; 16 times as much where so many bytes are fewer objects than HZ3_MAGAZINE_CAPACITY.
+// HZ3_HEAP_BYTES: bytes a thread may keep in spare magazines before it shares them through the depot. The magazines of its busy
+//   classes may grow by half as much together; for objects of which few fit HZ3_MAGAZINE_BYTES by 8 times as much, while those of all
+//   threads have grown by no more than 32 times as much.
+// HZ3_DEPOT_BYTES: bytes of one class that the depot may keep at most. Nor does it keep more than HZ3_HEAP_BYTES for each thread,
+//   nor more than a quarter of what is out of its spans; but HZ3_MAGAZINE_BYTES for each CPU always, of objects of up to 256 bytes.
 // HZ3_COOL_BYTES: bytes pushed to the depot after a magazine before another CPU gets it: a typical second-level cache.
 //   Threads that only free may leave twice as many there.
 // HZ3_RETAIN_MIN_BYTES / HZ3_RETAIN_MAX_BYTES: dirty free memory kept from the kernel, per source (slices, large ranges).

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rules that hz3's BUILD files are written in.
 
-Called by: every BUILD.bazel under hz3/ and tests/.
+Called by: every BUILD.bazel under hz3/; tests/ has rules of its own, tests/defs.bzl.
 Needs: hz3/options.bzl for the settings that the user may change.
-Invariant: every object of the allocator is compiled with COPTS below, in one lane.
+Invariant: every object of the allocator is compiled with _COPTS below, in one lane.
 
     load("//hz3:defs.bzl", "hz3_box", "hz3_test")
 

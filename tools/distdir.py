@@ -4,9 +4,9 @@
 # Called by: tools/setup.
 # Owns: .distdir/ (never committed).
 # Needs: apt lists of a Debian release that still carries the pinned versions; no root.
-# Invariant: a file appears in .distdir only complete and with the SHA-256 that WORKSPACE
-# pins. Debian keeps the upstream bytes, at most packed differently; each repacking below
-# undoes that, and the checksum proves it. What cannot be had is left to Bazel's download.
+# Invariant: a file appears in .distdir only complete and with the SHA-256 below, which is the one that
+# third_party/repositories.bzl pins. Debian keeps the upstream bytes, at most packed differently; each
+# repacking undoes that, and the checksum proves it. What cannot be had is left to Bazel's download.
 """Fill .distdir with the pinned third-party archives, from Debian source packages."""
 
 import gzip
@@ -39,7 +39,7 @@ def xz_to_python_gzip(data):
         return out.read()
 
 
-# Debian source package, its archive's suffix, archive name in WORKSPACE, SHA-256, repacking.
+# Debian source package, its archive's suffix, archive name at its origin, SHA-256, repacking.
 ARCHIVES = [
     ("googletest", "_1.12.1.orig.tar.gz", "release-1.12.1.tar.gz",
      "81964fe578e9bd7c94dfdb09c8e4d6e6759e19967e397dbea48d1c10e45d0df2", unchanged),

@@ -7,7 +7,8 @@ an access by another core than the last costs a transfer. A core works, then loa
 reads the top magazine's `next` when it pops (a miss of its own), and swaps; the swap fails when the word
 changed since. Upper bound: whoever waits gets the line between a load and its swap. Lower bound (`held`):
 a core keeps the line until its swap is done, so none fails. In both, all cores use one class. Left out:
-latency that depends on distance, other traffic, and magazines that grow when a class is busy.
+latency that depends on distance, other traffic, magazines that grow when a class is busy, and the stacks and
+pools that each CPU has for itself since docs/decisions/0029: what is left is the worst case, in which every object changes threads.
 """
 
 from __future__ import annotations

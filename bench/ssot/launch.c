@@ -9,8 +9,6 @@
 // The library is looked up when the child is about to exit, with ptrace, so that even the shortest
 // run is seen; where ptrace is forbidden, by polling. Nothing is traced in between.
 // Invariant: the child has exactly the environment of launch plus the NAME=VALUE pairs.
-//
-// SPDX-License-Identifier: Apache-2.0
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What machine this is, and whether it is quiet enough to measure on.
 
-Called by: cli, runner. Owns: nothing. Needs: Linux /proc.
+Called by: allocators, cli, runner. Owns: nothing. Needs: Linux /proc.
 """
 
 from __future__ import annotations

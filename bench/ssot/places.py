@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where built things lie: in the runfiles of `bazel run`, or below bazel-bin of a checkout.
 
-Called by: cli, allocators, runner, ab, sweep. Owns: nothing.
+Called by: most modules. Owns: nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every benchmark case: program, arguments per size, unit, and what it stresses.
 
-Called by: cli, runner, report. Owns: the list CASES; a new case is one more entry here.
+Called by: most modules. Owns: the list CASES; a new case is one more entry here.
 """
 
 from __future__ import annotations

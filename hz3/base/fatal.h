@@ -2,8 +2,8 @@
 // What it is: every way in which the allocator ends the process, one named function or text each.
 // Called by: every box.
 // Needs: write(2), abort(3).
-// Invariant: one line on stderr, "hz3: fatal: WHAT: pointer 0x…" or "hz3: fatal: internal check failed: EXPRESSION at FILE:LINE",
-//   built without allocating, then abort().
+// Invariant: one line on stderr, "hz3: fatal: WHAT: pointer 0x…", with " in a block of N bytes" where the block is known, or
+//   "hz3: fatal: internal check failed: EXPRESSION at FILE:LINE"; built without allocating, then abort().
 #ifndef HZ3_BASE_FATAL_H_
 #define HZ3_BASE_FATAL_H_
 
@@ -11,7 +11,7 @@
 
 HZ3_BEGIN_DECLS
 
-// The texts that users and tests see. A pointer and, where known, the size class in bytes follow.
+// The texts that users and tests see: WHAT, above. N is the size of the block's class, or what a large block takes.
 #define HZ3_FATAL_DOUBLE_FREE "double free"
 #define HZ3_FATAL_INVALID_FREE "free of a pointer that this allocator did not return"
 #define HZ3_FATAL_MISALIGNED_FREE "free of a pointer into the middle of a block"
@@ -29,7 +29,7 @@ HZ3_BEGIN_DECLS
 #define HZ3_FATAL_WRONG_DELETE "delete of a block from new[], or delete[] of a block from new"
 #define HZ3_FATAL_CORRUPTED "the allocator's own records are damaged: a block in use was among the free ones"
 
-// Prints the line and aborts. `pointer` may be anything; `block_bytes` 0 means unknown. Async-signal-safe.
+// Prints the line and aborts. `pointer` may be anything; `block_bytes` is N, 0 if it is not known. Async-signal-safe.
 __attribute__((noreturn)) HZ3_COLD void hz3_fatal(const char *what, const void *pointer, size_t block_bytes);
 
 // Internal consistency: always on, for slow paths only.

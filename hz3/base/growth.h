@@ -27,6 +27,7 @@ HZ3_INLINE bool hz3_growth_begin(struct hz3_growth *growth, size_t count) {
   return false;
 }
 
+// Releases the lock. `has_grown`: something was mapped, so those who wait are to look again.
 HZ3_INLINE void hz3_growth_end(struct hz3_growth *growth, bool has_grown) {
   hz3_add_to_figure(&growth->count, has_grown);
   hz3_lock_release(&growth->lock);

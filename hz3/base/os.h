@@ -42,10 +42,10 @@ uint64_t hz3_os_random(void);
 uint64_t hz3_os_now_ms(void);
 // Nanoseconds of processor time of this thread: what others take away in between does not count.
 uint64_t hz3_os_thread_ns(void);
-// CPUs that this thread may run on, at least 1. Not thread-safe.
+// CPUs that this thread may run on, at least 1, each of which it ranks for hz3_os_cpu. Not thread-safe.
 unsigned hz3_os_cpu_count(void);
-// How many of the CPUs counted last come before the one that this thread runs on: where they are some of many, as in a container,
-// each has a number of its own. A hint; 0 where unknown.
+// The rank of the CPU that this thread runs on among those that were counted last: 0, 1, … Not the kernel's number, for a container
+// may be given CPUs 40 to 47 of 64, and is to see eight that differ. A hint: the thread may move at once. 0 where unknown. Thread-safe.
 unsigned hz3_os_cpu(void);
 
 // futex(2), private. Wait returns when *word != expected, when woken, or spuriously.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the table of size classes, the same for every lane.
-// Called by: small, medium, hot.
+// Called by: every box, and the API edge (info.c).
 // Invariant: sizes step by 16 bytes up to 512, by 1/8 of a doubling up to 4 KiB, by 1/4 up to 1 MiB; every size is a
 //   multiple of 16, so every block is 16-byte aligned; spans waste at most 1.6 % (checked by size_class_test).
 #ifndef HZ3_BASE_SIZE_CLASS_H_

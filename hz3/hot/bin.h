@@ -37,7 +37,7 @@ extern const struct hz3_heap hz3_heap_empty;  // all zero: every thread's heap u
 extern __thread uintptr_t hz3_heap_offset __attribute__((tls_model("initial-exec")));
 extern const uint16_t hz3_bin_offsets[HZ3_TABLE_MAX / 16 + 1];  // by (bytes + 15) / 16
 
-void *hz3_malloc_slow(size_t bytes);
+void *hz3_malloc_slow(size_t bytes);  // as hz3_malloc, which goes on here when the bin is empty or `bytes` are above 128 KiB
 HZ3_COLD HZ3_NOTHROW void hz3_free_slow(void *pointer);  // any block, NULL
 HZ3_NOTHROW void hz3_free_untagged(void *pointer);  // the same for what has no tag: a large block, most likely
 
@@ -73,6 +73,7 @@ HZ3_INLINE void hz3_bin_push(struct hz3_bin *bin, void *object) { hz3_bin_push_a
 // never looks like an object.
 HZ3_INLINE bool hz3_bin_is_newest(const struct hz3_bin *bin, const void *object) { return bin->top[-1] == object; }
 
+// A block of at least `bytes`, also of 0, at a multiple of 16. NULL with errno ENOMEM. For any thread.
 HZ3_INLINE void *hz3_malloc(size_t bytes) {
   if (HZ3_LIKELY(bytes <= HZ3_TABLE_MAX)) {
     void *object = hz3_bin_pop(hz3_bin_at(hz3_bin_offsets[(bytes + 15) / 16]));
@@ -88,6 +89,7 @@ HZ3_INLINE void *hz3_take_aligned(size_t align, size_t bytes) {
   return hz3_bin_pop(hz3_bin_at(hz3_bin_offsets[(hz3_round_up(hz3_max(bytes, align), align) + 15) / 16]));
 }
 
+// Takes a block back, from any thread; NULL is fine. A pointer that is found to be none, or free already, ends the process. Keeps errno.
 // The order of the stores: what fork copies in between may miss an object, nothing worse. The tests behind the first catch the
 // same block freed twice in a row: the last of all, or the last of its bin.
 HZ3_INLINE void hz3_free(void *pointer) {

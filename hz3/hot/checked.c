@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is: the checked lane, see checked.h. Empty work in the other lanes: nothing here is called there.
+// What it is: the checked lane, see checked.h. Compiled in every lane, called in this one alone.
 // Owns: the secret behind the canaries; each heap's quarantine.
 // Locks: one for large blocks held back, rank QUARANTINE, nothing else under it. A block's word needs none: it belongs to
 //   whoever owns the block, or is about to get it from the allocator.

@@ -50,7 +50,7 @@ HZ3_STATIC_ASSERT(offsetof(struct hz3_heap, last) == HZ3_LAST_FREED_OFFSET, "the
 // This thread's heap, marked busy, created if need be. The shared heap, locked, for a thread past its destructors or
 // when there is no memory for a heap. NULL if this thread is inside a slow path already (a signal handler).
 struct hz3_heap *hz3_heap_enter(void);
-void hz3_heap_leave(struct hz3_heap *heap);
+void hz3_heap_leave(struct hz3_heap *heap);  // what either enter gave: no longer busy, or unlocked
 // The shared heap, locked; NULL if this thread has it already.
 struct hz3_heap *hz3_heap_enter_shared(void);
 // Where hz3_heap_enter gave NULL: the heap that this thread was in the slow path with.
@@ -65,7 +65,8 @@ size_t hz3_heap_count(void);            // the most threads that have allocated 
 
 // slow.c: gives everything the heap holds back to the spans. The heap is the caller's.
 void hz3_heap_flush(struct hz3_heap *heap);
-size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class);  // racy for other threads' heaps
+// stats.c: objects of the class in the heap's bin and spare, and the one that waits. Racy for other threads' heaps.
+size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class);
 
 HZ3_END_DECLS
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the whole allocator as functions without libc's contract (no errno, no overflow rules).
-// Called by: the API edge, hz3/malloc.c and hz3/new.cc.
+// Called by: the API edge, hz3/malloc.c, hz3/new.cc and hz3/info.c; checked.c of this box.
 // Needs: bin.h for the fast paths.
 #ifndef HZ3_HOT_HOT_H_
 #define HZ3_HOT_HOT_H_
@@ -31,9 +31,10 @@ struct hz3_stats {
   size_t large_blocks, large_bytes;
   size_t purges, heaps;
 };
-struct hz3_class_stats {
+struct hz3_class_stats {  // object_bytes and span_bytes are bytes, the others counts
   size_t object_bytes, live_objects, cached_objects, spans, span_bytes;
 };
+// Both fill the whole struct. Thread-safe. size_class: 1 to HZ3_CLASS_COUNT - 1.
 void hz3_get_stats(struct hz3_stats *stats);
 void hz3_get_class_stats(unsigned size_class, struct hz3_class_stats *stats);
 

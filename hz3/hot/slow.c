@@ -28,9 +28,9 @@ enum {
   BIG_LEVEL_MAX = 4,               // a bin of big objects may grow to this level: 16 times the bytes of one magazine
   GROWN_HEAP_BYTES = 8 * HZ3_HEAP_BYTES,     // by which all bins of a heap may grow, while those of all heaps together
   GROWN_PROCESS_BYTES = 32 * HZ3_HEAP_BYTES, // grow by no more than this; half of HZ3_HEAP_BYTES every heap may have
-  FIRST_REFILL = 8,                // objects: a thread that needs few gets few, then twice as many each time;
-  FIRST_REFILL_LEAST_BYTES = 512,  // more if they are smaller than this, as many cache lines as objects,
-  FIRST_REFILL_MOST_BYTES = 1024,  // and fewer, but one, if they are bigger: on a huge page all of them are resident
+  FIRST_REFILL = 8,                // objects of a class's first refill: a thread that needs few gets few. Then twice as many each time.
+  FIRST_REFILL_LEAST_BYTES = 512,  // Of objects below 64 bytes so many bytes instead: FIRST_REFILL cache lines.
+  FIRST_REFILL_MOST_BYTES = 1024,  // Of objects above 128 bytes so many, but at least one object: on a huge page all are resident
   MISSES_TO_GROW = 32,             // slow paths of a class per tick that call for bigger magazines
   EMPTIES_KEPT = 8,                // empty magazines a heap keeps; half of them go back in one operation
   FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking

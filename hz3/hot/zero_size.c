@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is: blocks of no bytes, see zero_size.h. Empty work in the other lanes: nothing here is called there.
+// What it is: blocks of no bytes, see zero_size.h. Compiled in every lane, called in the checked one alone.
 // Invariant: the free addresses are free_line[first_free % BLOCKS] .. free_line[(last_free - 1) % BLOCKS], oldest first, and
 //   those from `fresh` on.
 #include "hz3/hot/zero_size.h"

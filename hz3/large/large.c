@@ -167,8 +167,8 @@ static struct hz3_range *take_oldest_locked(size_t keep_bytes, bool may_split) {
   return end;
 }
 
-// Purges what has been free longest until at most `keep_bytes` of dirty free memory are left. Whether it is to be regretted if
-// that is wanted again.
+// Purges what has been free longest until at most `keep_bytes` of dirty free memory are left. True if anything was purged.
+// `is_learning`: if that is wanted again within a second, it was purged too early, and the bound grows.
 static bool purge_to(size_t keep_bytes, bool is_learning) {
   bool any = false, clean = true;
   while (clean) {

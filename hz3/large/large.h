@@ -3,7 +3,7 @@
 //   neighbours, best fit by size-binned free lists, resized in place or by moving pages.
 // Called by: hot.
 // Owns: ranges and their descriptors; the dirty bits of its granules in the page map.
-// Locks: one, rank LARGE; never held across a system call.
+// Locks: one, rank LARGE, never held across a system call; before it one for whoever maps more, rank GROWTH, held meanwhile.
 // Invariant: neighbours in address order are linked; no two free neighbours, but for the few ranges freed last, which wait to
 //   be used again as they are; a slice's dirty bit is set if its memory may be non-zero and the range is free.
 #ifndef HZ3_LARGE_LARGE_H_
@@ -54,6 +54,7 @@ void *hz3_large_cache_take(struct hz3_large_cache *cache, size_t bytes, size_t a
 bool hz3_large_cache_put(struct hz3_large_cache *cache, void *pointer);
 // After hz3_large_free gave so many bytes back: whether such blocks are to be kept.
 void hz3_large_cache_learn(struct hz3_large_cache *cache, size_t bytes);
+// Gives back all that is kept, and keeps nothing until sizes come again.
 void hz3_large_cache_flush(struct hz3_large_cache *cache);
 // Bytes kept; adds the number of blocks. Racy for the cache of another thread.
 size_t hz3_large_cache_held(const struct hz3_large_cache *cache, size_t *blocks);

@@ -7,8 +7,8 @@
 
 enum {
   WORTH_NS = 1000 * 1000,           // a huge page saves 512 page faults, of 2 microseconds each
-  PROBE_BYTES = 16 * 1024 * 1024,   // one is touched for so much that is asked for
-  PAUSE_MIN_MS = 64,                // nothing is asked for after a dear one, which takes 4 to 6 ms where it was seen;
+  PROBE_BYTES = 16 * 1024 * 1024,   // one huge page is touched, and timed, each time so much more was asked for
+  PAUSE_MIN_MS = 64,                // for so long nothing is asked for after a dear one, which took 4 to 6 ms where it was seen;
   PAUSE_MAX_MS = 1024               // twice as long each time
 };
 

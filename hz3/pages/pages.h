@@ -2,7 +2,7 @@
 // What it is: address space in 4 MiB chunks of 64 slices, handed out as spans; the page map; giving memory back.
 // Called by: small, medium (spans), large (page map, retention, huge pages), hot (lookups, trim, fork).
 // Owns: chunks, the tag table, the page map.
-// Locks: one, rank PAGES. No lock is held while memory is mapped or purged.
+// Locks: one, rank PAGES, not held while memory is mapped or purged; before it one for whoever maps more, rank GROWTH, held meanwhile.
 // Invariant: per chunk, free, used and being purged partition 64 slices; dirty marks slices whose memory may be non-zero.
 #ifndef HZ3_PAGES_PAGES_H_
 #define HZ3_PAGES_PAGES_H_
@@ -46,9 +46,10 @@ void hz3_pages_free_span(struct hz3_span *span);
 // stable as long as the caller owns an object of the span.
 struct hz3_span *hz3_pages_span_of(const void *pointer);
 
-// How much dirty free memory to keep: a minimum, and what was wanted again within a second after it was purged. The latter as long
-// as no less is in use than the load has come back from, so that a burst whose threads take turns teaches nothing that outlives it.
-// What was learned halves with the first purge after five seconds without (docs/decisions/0007).
+// How much dirty free memory to keep. The bound starts at the lane's minimum and grows by what was purged and wanted again within a
+// second. More than the minimum is kept only while about as much is in use as at the purges that came too early: from less the load
+// has never come back, and a burst whose threads take turns is to teach nothing that outlives it. The bound halves with the first
+// purge after five seconds in which none was too early (docs/decisions/0007).
 struct hz3_retention {
   size_t limit_bytes;
   size_t known_low_bytes;   // the least in use from which the load has come back

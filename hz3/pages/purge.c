@@ -8,7 +8,8 @@
 
 // Memory wanted again within this time after a purge counts as purged too early.
 enum { REGRET_MS = 1000 };
-// A low counts as known that is deeper by this part of what was learned, or by the minimum: lows differ a little from swing to swing.
+// The bound also holds where less is in use than the known low, by an eighth of the bound or by the minimum, whichever is more: lows
+// differ a little from swing to swing.
 enum { LOW_SHARE = 8 };
 // A tick may keep its caller waiting for the purge of so much, 1 to 2 ms.
 enum { IDLE_PURGE_MOST_BYTES = 32 * HZ3_MIB };

@@ -3,7 +3,7 @@
 //   and the bitmaps of what came back. Each span has a home; callers with different homes do not share spans while there is
 //   room in their own, so that their objects do not share cache lines (docs/decisions/0029).
 // Called by: small, medium.
-// Locks: one per store, rank CLASS; taken here, never two at once, nor while a span comes from or goes to the page heap.
+// Locks: one per store, rank CLASS; taken here, never two at once, nor while a span comes from or goes back to its chunk.
 // Invariant: a span is on the list of its fullness in the store of its home while 0 < room, except while it is off the lists: it
 //   is purged, or moves to another home. room = free_count + (objects - carved); free_count = bits set. No object memory is
 //   read or written.

@@ -6,8 +6,6 @@
 // PLANTED_KILL=MS  the process is killed after MS milliseconds, in the middle of its run.
 // PLANTED_EXIT=N   the process leaves with status N before main.
 // Needs: glibc, whose own malloc does the work.
-//
-// SPDX-License-Identifier: Apache-2.0
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdlib.h>
