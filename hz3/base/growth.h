@@ -2,7 +2,7 @@
 // What it is: mapping more memory, by one thread for all that find none. Each by itself, sixty-four threads mapped up to three
 //   times what they used, and under a limit refused what others had mapped and not yet entered (docs/decisions/0033).
 // Called by: pages, large.
-// Locks: one of rank GROWTH, held across the system calls that map; nobody waits for it who finds free memory.
+// Locks: one for each box, held across the system calls that map; nobody waits for it who finds free memory.
 #ifndef HZ3_BASE_GROWTH_H_
 #define HZ3_BASE_GROWTH_H_
 
@@ -14,7 +14,7 @@ struct hz3_growth {
   struct hz3_lock lock;
   size_t count;  // how often something was mapped; lock, read without
 };
-#define HZ3_GROWTH_INIT {HZ3_LOCK_INIT(HZ3_RANK_GROWTH), 0}
+#define HZ3_GROWTH_INIT(rank) {HZ3_LOCK_INIT(rank), 0}
 
 // To be read before free memory is looked for. Relaxed: one that is out of date costs another look, or a mapping too many.
 HZ3_INLINE size_t hz3_growth_count(const struct hz3_growth *growth) { return hz3_read_figure(&growth->count); }

@@ -15,8 +15,9 @@ enum hz3_lock_rank {
   HZ3_RANK_SHARED_HEAP = 1,  // the heap of threads past their destructors, for a whole slow path
   HZ3_RANK_HEAPS,      // registry of heaps, parked heaps
   HZ3_RANK_CLASS,      // one size class of small or medium
-  HZ3_RANK_GROWTH,     // mapping more, of the pages box or the large box
+  HZ3_RANK_LARGE_GROWTH,  // mapping more large ranges
   HZ3_RANK_LARGE,      // large ranges
+  HZ3_RANK_PAGES_GROWTH,  // mapping more chunks
   HZ3_RANK_PAGES,      // chunks and slices
   HZ3_RANK_MAGAZINES,  // carving of new magazines
   HZ3_RANK_METADATA,   // the allocator's own bookkeeping memory

@@ -149,8 +149,7 @@ static bool others_may_flush(void) {
 static sigset_t mask_at_fork;
 static bool has_streams_at_fork;
 
-// Signals wait: a handler that forks would wait for locks that this thread is just taking. Box by box, so not quite in the order of
-// the ranks: the growth lock of pages comes after the LARGE one. Whoever holds that growth lock waits for PAGES and METADATA alone.
+// Signals wait: a handler that forks would wait for locks that this thread is just taking.
 static void fork_prepare(void) {
   sigset_t all, mask;
   sigfillset(&all);

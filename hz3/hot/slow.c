@@ -39,9 +39,10 @@ enum {
   HEAPS_PER_TICK = 16              // parked heaps that it drains: no more than a caller can wait for, 1 to 3 ms
 };
 
+// Atomic, all relaxed: nothing is published by them, and a bound that is a moment old is as good.
 static uint64_t last_tick_ms;
 static uint32_t trim_epoch;
-static size_t grown_process_bytes;  // sum of all heaps' grown_bytes, atomic
+static size_t grown_process_bytes;  // sum of all heaps' grown_bytes
 
 #define OFFSETS(class, below, bytes, slices, objects) \
   [(below) / 16 + ((below) != 0)...(bytes) / 16] = (class) * sizeof(struct hz3_bin),
@@ -390,8 +391,8 @@ static struct hz3_heap *enter(void) {
 }
 
 static void leave(struct hz3_heap *heap) {
-  // Taken before the heap is left: the shared one is another thread's from then on. Atomic for the handlers of this thread:
-  // acquire pairs with what they store in free_class before, the links of the blocks.
+  // Taken before the heap is left: the shared one is another thread's from then on. An exchange, so that no handler of this
+  // thread gets in between; acquire keeps the compiler from reading the links, which handlers stored in free_class, before.
   void *deferred = HZ3_LIKELY(heap->deferred == NULL) ? NULL : __atomic_exchange_n(&heap->deferred, NULL, __ATOMIC_ACQUIRE);
   hz3_heap_leave(heap);
   if (HZ3_UNLIKELY(deferred != NULL)) free_deferred(deferred);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the large box, see large.h.
-// Locks: hz3_ranges.lock; system calls are made without it, on ranges that are in no list. Before it one to map more, rank GROWTH.
+// Locks: hz3_ranges.lock; system calls are made without it, on ranges that are in no list. Before it one to map more, rank LARGE_GROWTH.
 #include "hz3/large/large.h"
 
 #include "hz3/base/growth.h"
@@ -25,7 +25,7 @@ enum { DESCRIPTORS_PER_ALLOC = 2 };
 #define MAP_ALONE_MIN_BYTES ((size_t)4 * 1024 * 1024)
 #define MAP_AHEAD_MAX_BYTES ((size_t)64 * 1024 * 1024)
 
-static struct hz3_growth growth = HZ3_GROWTH_INIT;
+static struct hz3_growth growth = HZ3_GROWTH_INIT(HZ3_RANK_LARGE_GROWTH);
 
 // Address space for a block: a sixteenth of its power of two as granule keeps the pieces reusable; only memory that is
 // touched costs anything.

@@ -3,7 +3,7 @@
 //   neighbours, best fit by size-binned free lists, resized in place or by moving pages.
 // Called by: hot.
 // Owns: ranges and their descriptors; the dirty bits of its granules in the page map.
-// Locks: one, rank LARGE, never held across a system call; before it one for whoever maps more, rank GROWTH, held meanwhile.
+// Locks: one, rank LARGE, never held across a system call; before it one for whoever maps more, rank LARGE_GROWTH, held meanwhile.
 // Invariant: neighbours in address order are linked; no two free neighbours, but for the few ranges freed last, which wait to
 //   be used again as they are; a slice's dirty bit is set if its memory may be non-zero and the range is free.
 #ifndef HZ3_LARGE_LARGE_H_

@@ -29,6 +29,7 @@ HZ3_INLINE uint64_t hz3_object_map_entry(const void *pointer) {
   // Acquire: pairs with the release that publishes the leaf.
   const uint64_t *leaf = __atomic_load_n(&hz3_object_map_root[root], __ATOMIC_ACQUIRE);
   if (HZ3_UNLIKELY(leaf == NULL)) return 0;
+  // Relaxed: whoever holds a pointer into the span got it, by whatever way, after the entry was made.
   return __atomic_load_n(&leaf[slice & (((size_t)1 << HZ3_OBJECT_LEAF_BITS) - 1)], __ATOMIC_RELAXED);
 }
 

@@ -2,7 +2,7 @@
 // What it is: chunks and spans: finding, splitting and merging runs of slices.
 // Called by: small, medium, hot through pages.h.
 // Owns: hz3_pages.
-// Locks: hz3_pages.lock, rank PAGES; before it one to map more, rank GROWTH.
+// Locks: hz3_pages.lock, rank PAGES; before it one to map more, rank PAGES_GROWTH.
 #include "hz3/pages/pages.h"
 
 #include "hz3/base/fatal.h"
@@ -28,7 +28,7 @@ enum { PURGE_AHEAD_BYTES = HZ3_RETAIN_MIN_BYTES / 4, PURGE_MOST_BYTES = 8 * HZ3_
 // chunks, whose huge pages need access to all of them.
 enum { ROOM_BEFORE_FIRST = 1024 * 1024 };
 
-static struct hz3_growth growth = HZ3_GROWTH_INIT;
+static struct hz3_growth growth = HZ3_GROWTH_INIT(HZ3_RANK_PAGES_GROWTH);
 struct hz3_pages hz3_pages = {.lock = HZ3_LOCK_INIT(HZ3_RANK_PAGES), .retention = HZ3_RETENTION_INIT};
 
 // Start positions of free runs of at least `count` slices: bit i set when bits i .. i+count-1 are set in `mask`.

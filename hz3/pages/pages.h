@@ -2,7 +2,7 @@
 // What it is: address space in 4 MiB chunks of 64 slices, handed out as spans; the page map; giving memory back.
 // Called by: small, medium (spans), large (page map, retention, huge pages), hot (lookups, trim, fork).
 // Owns: chunks, the tag table, the page map.
-// Locks: one, rank PAGES, not held while memory is mapped or purged; before it one for whoever maps more, rank GROWTH, held meanwhile.
+// Locks: one, rank PAGES, not held while memory is mapped or purged; before it one for whoever maps more, rank PAGES_GROWTH, held meanwhile.
 // Invariant: per chunk, free, used and being purged partition 64 slices; dirty marks slices whose memory may be non-zero.
 #ifndef HZ3_PAGES_PAGES_H_
 #define HZ3_PAGES_PAGES_H_

@@ -8,8 +8,8 @@
 #include "hz3/config.h"
 #include "hz3/remote/stack.h"
 
-enum { SLAB_UNITS = 128, UNIT_BYTES = 512, MAX_SLABS = 1 << 16 };  // 4 GiB of magazines, for 500 million objects
-HZ3_STATIC_ASSERT(SLAB_UNITS * MAX_SLABS <= 1 << HZ3_STACK_INDEX_BITS, "every magazine has an index");
+enum { MAX_SLABS = 1 << 16 };  // 4 GiB of magazines, for 500 million objects
+HZ3_STATIC_ASSERT(HZ3_MAGAZINE_SLAB_UNITS * MAX_SLABS <= 1 << HZ3_STACK_INDEX_BITS, "every magazine has an index");
 enum { POOLS_ASKED = 8 };  // of other CPUs, before a magazine is made
 enum { ALWAYS_KEPT_MOST_BYTES = 256 };  // of bigger objects it would be too much after a burst (docs/decisions/0029)
 enum { MAX_CPUS = 512, MAX_SHARDS = (MAX_CPUS + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD };
@@ -18,7 +18,8 @@ char *hz3_magazine_slabs[MAX_SLABS];
 
 // What a CPU puts down lies on stacks of its own, so that threads that run side by side and need nothing of each other do not
 // touch each other's memory (docs/decisions/0029). The warm stacks are now and then turned over onto the cool ones of their
-// shard, the oldest on top, where every CPU takes from.
+// shard, the oldest on top, where every CPU takes from. The stacks publish what is on them; all else is read and written relaxed,
+// as hints.
 static struct {
   struct hz3_stack warm[HZ3_CLASS_COUNT];
   struct hz3_stack pools[HZ3_MAGAZINE_LEVELS];
@@ -33,7 +34,7 @@ static unsigned cpu_count = 1, shard_count = 1;
 
 static struct hz3_lock carve_lock = HZ3_LOCK_INIT(HZ3_RANK_MAGAZINES);
 static uint32_t slab_count;
-static uint32_t next_index[HZ3_MAGAZINE_LEVELS];  // each level carves a slab of its own; at a multiple of SLAB_UNITS it needs one
+static uint32_t next_index[HZ3_MAGAZINE_LEVELS];  // each level carves a slab of its own; at a multiple of HZ3_MAGAZINE_SLAB_UNITS it needs one
 
 void hz3_remote_init(void) {
   cpu_count = (unsigned)hz3_min(hz3_os_cpu_count(), MAX_CPUS);
@@ -47,17 +48,17 @@ static unsigned end_cpu(unsigned shard) { return hz3_min(first_cpu(shard + 1), c
 
 // False when out of memory or of indices.
 static bool add_slab_locked(unsigned level) {
-  char *slab = slab_count == MAX_SLABS ? NULL : (char *)hz3_metadata_alloc(SLAB_UNITS * UNIT_BYTES);
+  char *slab = slab_count == MAX_SLABS ? NULL : (char *)hz3_metadata_alloc(HZ3_MAGAZINE_SLAB_UNITS * HZ3_MAGAZINE_UNIT_BYTES);
   if (slab == NULL) return false;
   // Readers get an index only after the magazine was published by a release operation, so a plain store is enough.
   hz3_magazine_slabs[slab_count] = slab;
-  next_index[level] = slab_count * SLAB_UNITS;
+  next_index[level] = slab_count * HZ3_MAGAZINE_SLAB_UNITS;
   if (slab_count++ == 0) next_index[level] += 1u << level;  // index 0 means "none"
   return true;
 }
 
 static struct hz3_magazine *carve_locked(unsigned level) {
-  if (next_index[level] % SLAB_UNITS == 0 && !add_slab_locked(level)) return NULL;
+  if (next_index[level] % HZ3_MAGAZINE_SLAB_UNITS == 0 && !add_slab_locked(level)) return NULL;
   struct hz3_magazine *magazine = hz3_magazine_at(next_index[level]);
   magazine->index = next_index[level];
   magazine->level = (uint16_t)level;

@@ -21,12 +21,16 @@ struct hz3_magazine {
   void *slots[];
 };
 
-enum { HZ3_MAGAZINE_LEVELS = 6 };  // 512, 1024 .. 16384 bytes: 62, 126, 254, 510, 1022, 2046 objects
-HZ3_INLINE size_t hz3_magazine_capacity(unsigned level) { return ((size_t)512 << level) / sizeof(void *) - 2; }
+enum { HZ3_MAGAZINE_UNIT_BYTES = 512, HZ3_MAGAZINE_SLAB_UNITS = 128 };
+enum { HZ3_MAGAZINE_LEVELS = 6 };  // 1, 2, 4 .. 32 units: 62, 126, 254, 510, 1022, 2046 objects
+HZ3_INLINE size_t hz3_magazine_capacity(unsigned level) {
+  return (((size_t)HZ3_MAGAZINE_UNIT_BYTES << level) - sizeof(struct hz3_magazine)) / sizeof(void *);
+}
 
-extern char *hz3_magazine_slabs[];  // 64 KiB each, 128 units of 512 bytes
+extern char *hz3_magazine_slabs[];
 HZ3_INLINE struct hz3_magazine *hz3_magazine_at(uint32_t index) {
-  return (struct hz3_magazine *)(hz3_magazine_slabs[index >> 7] + (size_t)(index & 127) * 512);
+  return (struct hz3_magazine *)(hz3_magazine_slabs[index / HZ3_MAGAZINE_SLAB_UNITS] +
+                                 (size_t)(index % HZ3_MAGAZINE_SLAB_UNITS) * HZ3_MAGAZINE_UNIT_BYTES);
 }
 HZ3_INLINE struct hz3_magazine *hz3_magazine_of_slots(void **slots) {
   return (struct hz3_magazine *)((char *)slots - offsetof(struct hz3_magazine, slots));
