@@ -536,6 +536,30 @@ TEST_F(Hot, BusyClassesGetBiggerMagazinesWithinABudget) {
   EXPECT_EQ(OwnHeap()->grown_bytes, 0u);
 }
 
+// Most blocks of the class are gone, what is left lies scattered, and a little comes and goes: refills fetch about as much as may
+// stay. They once fetched a full magazine of up to 2,046 each time, which the next free threw away.
+TEST_F(Hot, AShrinkingClassFetchesLittle) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
+  const unsigned c = hz3_size_class_of(64);
+  std::mt19937 random(1);
+  std::vector<void *> blocks(10000), frame;
+  for (void *&block : blocks) block = hz3_malloc(64);
+  std::shuffle(blocks.begin(), blocks.end(), random);
+  while (blocks.size() > 500) {
+    hz3_free(blocks.back());
+    blocks.pop_back();
+  }
+  size_t most = 0;
+  for (int round = 0; round < 3000; round++) {
+    for (size_t left = random() % 80; left > 0; left--) frame.push_back(hz3_malloc(64));
+    if (round >= 1000) most = std::max(most, hz3_heap_cached_objects(OwnHeap(), c));
+    for (void *block : frame) hz3_free(block);
+    frame.clear();
+  }
+  EXPECT_LE(most, 256u);
+  for (void *block : blocks) hz3_free(block);
+}
+
 // The most that was cached after a round: a tick may take it away at any moment.
 size_t SwingBy(size_t count, size_t bytes) {
   size_t most = 0;

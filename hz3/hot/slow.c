@@ -538,6 +538,7 @@ static void shrink_bin(struct hz3_heap *heap, unsigned c, size_t capacity) {
   magazine->count = 0;
   load(heap, c, magazine);
   heap->bins[c].hi = magazine->slots + capacity;
+  heap->refill[c] = 0;  // few at a time again, or the next refill fills what has just been emptied, for nothing
   set_spare(heap, c, NULL);
   if (spare != NULL) release_magazine(heap, c, spare);
   if (shared != NULL) release_magazine(heap, c, shared);

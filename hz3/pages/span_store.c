@@ -77,9 +77,10 @@ static void unlist_locked(struct hz3_span_store *store, struct hz3_span *span) {
 }
 
 // The home changes under the lock of the old one only, so under the lock of a span's home it does not. Atomic for those who ask
-// which lock that is.
-static unsigned home_of(const struct hz3_span *span) { return __atomic_load_n(&span->home, __ATOMIC_RELAXED); }
-static void set_home(struct hz3_span *span, unsigned home) { __atomic_store_n(&span->home, (uint8_t)home, __ATOMIC_RELAXED); }
+// which lock that is. Acquire and release are a pair: who finds its own home here, and holds that lock, goes on where whoever moved
+// the span left it, with no other lock in common.
+static unsigned home_of(const struct hz3_span *span) { return __atomic_load_n(&span->home, __ATOMIC_ACQUIRE); }
+static void set_home(struct hz3_span *span, unsigned home) { __atomic_store_n(&span->home, (uint8_t)home, __ATOMIC_RELEASE); }
 
 struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned new_home, size_t *live) {
   if (hz3_read_figure(&store->spans) == 0) return NULL;  // as in all homes of a program with one thread
@@ -87,10 +88,10 @@ struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned
   struct hz3_span *span = emptiest_locked(store);
   if (span != NULL) {
     unlist_locked(store, span);
-    set_home(span, new_home);
     *live = span->carved - span->free_count;
     hz3_take_from_figure(&store->spans, 1);
     hz3_take_from_figure(&store->live_objects, *live);
+    set_home(span, new_home);  // from here on objects come back to it under the new home's lock
   }
   hz3_lock_release(&store->lock);
   return span;

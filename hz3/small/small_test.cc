@@ -6,9 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <random>
 #include <set>
+#include <thread>
+#include <vector>
 
 #include "hz3/base/metadata.h"
 #include "hz3/base/refuse_test.h"
@@ -46,6 +49,38 @@ TEST_P(SpanBoxTest, HomesHaveSpansOfTheirOwn) {
     for (int i : {1, 0}) fetch(i, portion);
   }
   EXPECT_EQ(kBox.spans(c_), 4u);
+}
+
+// Threads of four homes free what others got, in bursts, so that spans run empty and move. For tsan: whoever finds a span in its home
+// goes on where the home before left it.
+TEST(SmallThreads, SpansMoveBetweenHomes) {
+  enum { kThreads = 4, kSlots = 3000, kClass = 33 };
+  static std::atomic<void *> table[kSlots];
+  std::vector<std::thread> threads;
+  for (unsigned home = 0; home < kThreads; home++) {
+    threads.emplace_back([home] {
+      std::mt19937 random(home);
+      auto take = [&](void *fresh, size_t slots) { return table[random() % slots].exchange(fresh); };
+      for (int round = 0; round < 4000; round++) {
+        void *batch[60], *gone[100];
+        size_t got = hz3_small_fetch(home, kClass, batch, 1 + random() % 60), count = 0;
+        for (size_t i = 0; i < got; i++) {
+          if (void *old = take(batch[i], round / 500 % 2 ? kSlots / 8 : kSlots)) gone[count++] = old;
+        }
+        for (int i = 0; i < 40 && round / 250 % 2; i++) {
+          if (void *old = take(nullptr, kSlots)) gone[count++] = old;
+        }
+        hz3_small_release(kClass, gone, count);
+      }
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  for (auto &slot : table) {
+    void *object = slot.exchange(nullptr);
+    if (object != nullptr) hz3_small_release(kClass, &object, 1);
+  }
+  EXPECT_EQ(hz3_small_live_objects(kClass), 0u);
+  EXPECT_EQ(hz3_small_spans(kClass), 0u);
 }
 
 // But for the one that each home is carving: those who grow side by side would take it from each other.
