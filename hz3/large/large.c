@@ -15,6 +15,8 @@
 #define UNMAP_MIN_BYTES ((size_t)64 * 1024 * 1024)
 // And so do purged ranges that are mappings of their own, while there is more address space than twice what lives and this.
 #define ISLANDS_MAX_BYTES ((size_t)64 * 1024 * 1024)
+// What a block loses that shrinks by as much is free at once, even if more than half of the block stays.
+#define SHRINK_MIN_BYTES ((size_t)64 * 1024 * 1024)
 // Kept memory of more than this makes way for a block that it could not hold even as a whole: what the retention of a program that
 // does not swing may keep.
 #define MAKE_WAY_MIN_BYTES ((size_t)64 * 1024 * 1024)
@@ -102,7 +104,7 @@ static void end_use_locked(struct hz3_range *range) {
 }
 
 // Takes the address space of one range (in no list) away, called without the lock. It leaves the neighbours and the dirty
-// bits before the kernel can give its addresses to another mapping. False if the kernel refused: it is then purged.
+// marks before the kernel can give its addresses to another mapping. False if the kernel refused: it is then purged.
 static bool unmap_range(struct hz3_range *range) {
   hz3_lock_acquire(&hz3_ranges.lock);
   hz3_dirty_clear(range->start, range->bytes);
@@ -112,15 +114,14 @@ static bool unmap_range(struct hz3_range *range) {
   hz3_ranges.purges++;
   hz3_lock_release(&hz3_ranges.lock);
   bool gone = hz3_os_unmap(range->start, range->bytes);
-  bool clean = gone || hz3_os_purge(range->start, range->bytes);
+  if (!gone) {
+    hz3_dirty_mark(range->start, range->bytes);
+    hz3_dirty_purge(range->start, range->bytes);
+  }
   hz3_lock_acquire(&hz3_ranges.lock);
   if (gone) {
     hz3_range_recycle_locked(range);
   } else {
-    if (!clean) {
-      hz3_dirty_mark(range->start, range->bytes);
-      range->dirty_bytes = range->bytes;
-    }
     hz3_add_to_figure(&hz3_ranges.mapped_bytes, range->bytes);
     hz3_range_free_locked(range);
   }
@@ -128,14 +129,11 @@ static bool unmap_range(struct hz3_range *range) {
   return gone;
 }
 
-// Purges one range (in no list), called without the lock; it is free afterwards. False if the kernel refused.
-static bool purge_range(struct hz3_range *range) {
-  bool clean = hz3_os_purge(range->start, range->bytes);
+// Purges one range (in no list), called without the lock; it is free afterwards.
+static void purge_range(struct hz3_range *range) {
+  hz3_dirty_purge(range->start, range->bytes);
   hz3_lock_acquire(&hz3_ranges.lock);
-  if (clean) {
-    hz3_dirty_clear(range->start, range->bytes);
-    range->dirty_bytes = 0;
-  }
+  range->dirty_bytes = 0;
   range->was_purged = true;
   hz3_ranges.purges++;
   range = hz3_range_free_locked(range);
@@ -148,7 +146,6 @@ static bool purge_range(struct hz3_range *range) {
   }
   hz3_lock_release(&hz3_ranges.lock);
   if (is_island) unmap_range(range);
-  return clean;
 }
 
 // The range that has been dirty longest, in no list any more, or the part of it that is to go; NULL if enough has gone.
@@ -167,21 +164,21 @@ static struct hz3_range *take_oldest_locked(size_t keep_bytes, bool may_split) {
   return end;
 }
 
-// Purges what has been free longest until at most `keep_bytes` of dirty free memory are left. True if anything was purged.
+// Purges what has been free longest until at most `keep_bytes` of dirty free memory are left, or `most_bytes` went. True if anything was purged.
 // `is_learning`: if that is wanted again within a second, it was purged too early, and the bound grows.
-static bool purge_to(size_t keep_bytes, bool is_learning) {
-  bool any = false, clean = true;
-  while (clean) {
+static bool purge_to(size_t keep_bytes, size_t most_bytes, bool is_learning) {
+  for (bool any = false;; any = true) {
     bool may_split = hz3_ranges_lock_with_descriptors(1);
     if (!may_split) hz3_lock_acquire(&hz3_ranges.lock);
-    struct hz3_range *range = take_oldest_locked(keep_bytes, may_split);
+    size_t left = hz3_ranges.dirty_bytes - hz3_min(hz3_ranges.dirty_bytes, most_bytes);
+    struct hz3_range *range = take_oldest_locked(hz3_max(keep_bytes, left), may_split);
+    if (range != NULL) most_bytes -= hz3_min(most_bytes, range->dirty_bytes);
     if (range != NULL && is_learning) hz3_retention_note_purge(&hz3_ranges.retention, range->bytes, hz3_ranges.live_bytes);
     hz3_lock_release(&hz3_ranges.lock);
     if (range == NULL) return any;
-    clean = range->bytes >= UNMAP_MIN_BYTES ? unmap_range(range) : purge_range(range);
-    any = true;
+    if (range->bytes >= UNMAP_MIN_BYTES) unmap_range(range);
+    else purge_range(range);
   }
-  return any;
 }
 
 static char *map_below(size_t bytes, size_t align) {
@@ -206,7 +203,7 @@ static void make_way(size_t bytes) {
   if (hz3_ranges.size_hits > 0) hz3_retention_note_regret(&hz3_ranges.retention, bytes);
   bool keeps_too_little = hz3_ranges.dirty_bytes <= bytes && hz3_ranges.dirty_bytes > MAKE_WAY_MIN_BYTES;
   hz3_lock_release(&hz3_ranges.lock);
-  if (keeps_too_little) purge_to(HZ3_RETAIN_MIN_BYTES, false);
+  if (keeps_too_little) purge_to(HZ3_RETAIN_MIN_BYTES, SIZE_MAX, false);
 }
 
 static bool map_range(size_t bytes) {
@@ -304,7 +301,7 @@ size_t hz3_large_free(void *pointer) {
   size_t limit = keep_limit_locked();
   bool over = hz3_ranges.dirty_bytes > limit;
   hz3_lock_release(&hz3_ranges.lock);
-  if (over) purge_to(kept_bytes(limit, bytes), true);
+  if (over) purge_to(kept_bytes(limit, bytes), SIZE_MAX, true);
   return bytes;
 }
 
@@ -350,15 +347,15 @@ static void shrink_locked(struct hz3_range *range, size_t place) {
 bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   struct hz3_range *range = hz3_range_of(pointer);
   *old_bytes = range == NULL ? 0 : range->usable_bytes;
-  if (bytes <= *old_bytes && bytes > *old_bytes / 2) return true;
   if (*old_bytes == 0 || bytes > PTRDIFF_MAX) return false;
-  size_t usable = page_round(hz3_max(bytes, 1));
+  size_t usable = page_round(hz3_max(bytes, 1)), place = placement_bytes(usable);
+  bool loses_much = usable + SHRINK_MIN_BYTES <= *old_bytes && place + SHRINK_MIN_BYTES <= range->bytes;
+  if (bytes <= *old_bytes && bytes > *old_bytes / 2 && !loses_much) return true;
   bool fits = usable <= range->bytes;
-  if (fits && (usable > range->bytes / 2 || placement_bytes(usable) >= range->bytes / 2)) {
+  if (fits && !loses_much && (usable > range->bytes / 2 || place >= range->bytes / 2)) {
     set_usable(range, usable);
     return true;
   }
-  size_t place = placement_bytes(usable);
   if (!hz3_ranges_lock_with_descriptors(1)) return false;
   if (!fits) fits = extend_locked(range, place);
   else shrink_locked(range, place);
@@ -366,7 +363,7 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   bool over = hz3_ranges.dirty_bytes > limit;
   hz3_lock_release(&hz3_ranges.lock);
   if (fits) set_usable(range, usable);
-  if (over) purge_to(kept_bytes(limit, 0), true);
+  if (over) purge_to(kept_bytes(limit, 0), SIZE_MAX, true);
   return fits;
 }
 
@@ -398,8 +395,10 @@ static enum hz3_os_moved move_pages(struct hz3_range *from, struct hz3_range *to
 void *hz3_large_grow(void *pointer, size_t bytes) {
   struct hz3_range *from = hz3_range_of(pointer);
   if (from == NULL || bytes > PTRDIFF_MAX / 2) return NULL;
-  // Half as much again of address space (untouched memory is free), so that a block growing in small steps seldom moves.
+  // Half as much again of address space (untouched memory is free), so that a block growing in small steps seldom moves; if there is
+  // no such room, what is needed: a move costs no memory, a copy as much as the block.
   struct hz3_range *to = alloc_range(bytes + bytes / 2, 1);
+  if (to == NULL) to = alloc_range(bytes, 1);
   if (to == NULL) return NULL;
   size_t used = from->usable_bytes, moved_bytes = hz3_round_up(used, HZ3_SLICE_BYTES);
   // Where the target has its pages already, copying keeps those of the source for their next user.
@@ -440,16 +439,16 @@ static bool unmap_free_ranges(void) {
 
 void hz3_large_purge_idle(void) {
   hz3_lock_acquire(&hz3_ranges.lock);
-  size_t keep = hz3_idle_keep(hz3_ranges.dirty_bytes, hz3_ranges.dirty_low_water);
+  size_t dirty = hz3_ranges.dirty_bytes, keep = hz3_idle_keep(dirty, hz3_ranges.dirty_low_water);
   hz3_lock_release(&hz3_ranges.lock);
-  purge_to(keep, true);
+  purge_to(keep, dirty - keep, true);  // not also what others free meanwhile
   hz3_lock_acquire(&hz3_ranges.lock);
   hz3_ranges.dirty_low_water = hz3_ranges.dirty_bytes;
   hz3_lock_release(&hz3_ranges.lock);
 }
 
 bool hz3_large_trim(bool unmap) {
-  bool any = purge_to(0, true);
+  bool any = purge_to(0, SIZE_MAX, true);
   return unmap ? unmap_free_ranges() || any : any;
 }
 

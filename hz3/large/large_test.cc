@@ -433,6 +433,18 @@ TEST_F(Large, ShrinksInPlaceAndGivesTheRestBack) {
   EXPECT_TRUE(IsFilled(block, 4 * HZ3_MIB, 7));
 }
 
+TEST_F(Large, MuchIsGivenBackThoughMoreThanHalfStays) {
+  char *block = Alloc(320 * HZ3_MIB);
+  EXPECT_TRUE(Resize(block, 260 * HZ3_MIB));
+  EXPECT_EQ(hz3_large_usable_bytes(block), 320 * HZ3_MIB) << "that little stays with the block";
+  memset(block + 250 * HZ3_MIB, 7, 2 * HZ3_MIB);
+  EXPECT_TRUE(Resize(block, 200 * HZ3_MIB));
+  EXPECT_EQ(hz3_large_usable_bytes(block), 200 * HZ3_MIB);
+  hz3_large_trim(false);
+  ExpectRangesAreSound();
+  EXPECT_FALSE(IsMapped(block + 250 * HZ3_MIB) && ResidentBytes(block + 250 * HZ3_MIB, 2 * HZ3_MIB) > 0);
+}
+
 TEST_F(Large, GrowsInPlaceIntoAFreeNeighbour) {
   char *whole = Alloc(32 * HZ3_MIB);
   Free(whole);
@@ -512,6 +524,30 @@ TEST_F(Large, PurgeGivesResidentMemoryBack) {
   EXPECT_EQ(Stats().dirty_free_bytes, 0u);
   EXPECT_EQ(ResidentBytes(block, 48 * HZ3_MIB), 0u);
   EXPECT_FALSE(hz3_large_trim(false)) << "nothing is left to give";
+}
+
+// What the user has locked in a block that is free now stays, and nothing else.
+TEST_F(Large, LockedMemoryKeepsNothingElse) {
+  const size_t kBytes = 7 * HZ3_MIB;
+  std::vector<char *> blocks;
+  for (int i = 0; i < 6; i++) blocks.push_back(Alloc(kBytes));  // fewer than would leave the address space together
+  for (char *block : blocks) memset(block, 1, kBytes);
+  char *locked = blocks[3] + 2 * HZ3_MIB;
+  if (syscall(SYS_mlock, locked, hz3_os_page_bytes()) != 0) GTEST_SKIP() << "no memory may be locked here";
+  for (char *block : blocks) Free(block);
+  hz3_large_trim(false);
+  EXPECT_EQ(Stats().dirty_free_bytes, 0u);
+  for (char *block : blocks) EXPECT_EQ(ResidentBytes(block, kBytes), block == blocks[3] ? HZ3_SLICE_BYTES : 0);
+  EXPECT_FALSE(hz3_large_trim(false)) << "it is not tried again";
+  ExpectRangesAreSound();
+  // Whoever gets it next has zeroes, and then it counts again.
+  syscall(SYS_munlock, locked, hz3_os_page_bytes());
+  char *block = Alloc(Stats().mapped_bytes / 2, 1, true);
+  EXPECT_TRUE(block <= locked && locked < block + hz3_large_usable_bytes(block));
+  EXPECT_TRUE(IsFilled(block, hz3_large_usable_bytes(block), 0));
+  Free(block);
+  hz3_large_trim(false);
+  EXPECT_EQ(ResidentBytes(blocks[3], kBytes), 0u);
 }
 
 TEST_F(Large, DirtyFreeMemoryStaysBelowTheLimit) {
@@ -773,6 +809,24 @@ TEST(LargeDeathTest, NullWhenAddressSpaceIsUsedUpAndBackAfterwards) {
   EXPECT_EXIT(RunOutOfAddressSpace(), testing::ExitedWithCode(0), "");
 }
 
+// Where there is no room to grow on, but for the block itself, its pages move all the same: a copy would need memory for both.
+[[noreturn]] void GrowWithoutRoomToGrowOn() {
+  const size_t kBytes = 200 * HZ3_MIB;
+  char *block = static_cast<char *>(hz3_large_alloc(kBytes, 1, false));
+  memset(block, 5, 2 * HZ3_MIB);
+  memset(block + 150 * HZ3_MIB, 6, 2 * HZ3_MIB);
+  size_t most = hz3_test::AddressSpaceBytes() + kBytes + 40 * HZ3_MIB;
+  rlimit limit = {most, most};
+  HZ3_REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
+  char *grown = static_cast<char *>(hz3_large_grow(block, kBytes + 20 * HZ3_MIB));
+  HZ3_REQUIRE(grown != nullptr && grown != block);
+  HZ3_REQUIRE(ResidentBytes(grown, kBytes) <= 16 * HZ3_MIB);
+  HZ3_REQUIRE(IsFilled(grown, 2 * HZ3_MIB, 5) && IsFilled(grown + 150 * HZ3_MIB, 2 * HZ3_MIB, 6));
+  _exit(0);
+}
+
+TEST(LargeDeathTest, GrowsWithoutRoomToGrowOn) { EXPECT_EXIT(GrowWithoutRoomToGrowOn(), testing::ExitedWithCode(0), ""); }
+
 // Above 16 MiB the pages are to be moved. With more mapped already than may be, that fails after the kernel has unmapped
 // the target, which must then be nobody's.
 [[noreturn]] void GrowBeyondTheLimit() {
@@ -836,6 +890,36 @@ TEST(LargeDeathTest, WhoeverTakesTheTargetOfAMoveKeepsIt) {
   EXPECT_EXIT(GrowWhileTheTargetIsTaken(), testing::ExitedWithCode(0), "");
 }
 
+// While a tick purges, another thread frees more and more: the tick gives back what was idle when it began, not that too.
+[[noreturn]] void TickWhileOthersFree() {
+  const size_t kBytes = 4 * HZ3_MIB, kBlocks = 40;
+  std::vector<char *> blocks;
+  for (size_t i = 0; i < kBlocks; i++) blocks.push_back(static_cast<char *>(hz3_large_alloc(kBytes, 1, false)));
+  for (size_t i = 0; i < kBlocks; i += 2) memset(blocks[i], 1, kBytes);  // those between them keep them apart
+  hz3_ranges.retention.limit_bytes = HZ3_RETAIN_MAX_BYTES;
+  HZ3_REQUIRE(hz3_large_free(blocks[0]) && hz3_large_free(blocks[2]));
+  hz3_large_purge_idle();  // now they are what nobody needed since
+  size_t dirty = Stats().dirty_free_bytes;
+  HZ3_REQUIRE(dirty > 0);
+  int listener = hz3_test::ListenToCall(SYS_madvise);
+  std::atomic<size_t> asked{0};
+  std::thread other([&] {
+    for (size_t next = 4;; next += 2) {
+      hz3_test::HeardCall call(listener);  // refused: each slice is asked for by itself
+      asked += call.Argument(1);
+      if (next < kBlocks) HZ3_REQUIRE(hz3_large_free(blocks[next]));
+    }
+  });
+  hz3_large_purge_idle();
+  HZ3_REQUIRE(asked > 0 && asked <= dirty);  // half of it, once as a whole and once by slices
+  _exit(0);
+}
+
+TEST(LargeDeathTest, ATickPurgesWhatWasIdle) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 256 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
+  EXPECT_EXIT(TickWhileOthersFree(), testing::ExitedWithCode(0), "");
+}
+
 // Nothing can leave the address space, for there are too many maps.
 [[noreturn]] void TrimWithoutUnmapping(bool may_purge) {
   const size_t kBytes = 80 * HZ3_MIB;
@@ -847,7 +931,7 @@ TEST(LargeDeathTest, WhoeverTakesTheTargetOfAMoveKeepsIt) {
   HZ3_REQUIRE(hz3_large_free(block));
   hz3_large_trim(true);
   HZ3_REQUIRE(Stats().mapped_bytes == before && Stats().live_bytes == 0);
-  HZ3_REQUIRE((Stats().dirty_free_bytes == 0) == may_purge);
+  HZ3_REQUIRE(Stats().dirty_free_bytes == 0);  // what was refused does not count, or it would be tried again and again
   HZ3_REQUIRE((ResidentBytes(block, kBytes) == 0) == may_purge);
   ExpectRangesAreSound();
   HZ3_REQUIRE(!testing::Test::HasFailure());
@@ -864,7 +948,7 @@ TEST(LargeDeathTest, WhatCannotBeUnmappedIsPurgedAndUsedAgain) {
   EXPECT_EXIT(TrimWithoutUnmapping(true), testing::ExitedWithCode(0), "");
 }
 
-TEST(LargeDeathTest, WhatCannotBePurgedStaysDirtyAndIsUsedAgain) {
+TEST(LargeDeathTest, WhatCannotBePurgedIsUsedAgain) {
   EXPECT_EXIT(TrimWithoutUnmapping(false), testing::ExitedWithCode(0), "");
 }
 

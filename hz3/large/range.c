@@ -5,6 +5,7 @@
 
 #include "hz3/base/fatal.h"
 #include "hz3/base/metadata.h"
+#include "hz3/base/os.h"
 #include "hz3/config.h"
 
 enum { FIT_TRIES = 16, DESCRIPTORS_PER_BATCH = 32 };
@@ -211,11 +212,11 @@ void hz3_range_add_locked(char *start, size_t bytes) {
   hz3_range_free_locked(range);
 }
 
-// A walk over the dirty masks of a range, one granule (1 MiB, one 16-bit mask) a step.
+// A walk over the marks of a range, one granule (1 MiB, 16 slices) a step.
 struct dirty_walk {
   uintptr_t at, end;
-  uint16_t *word;  // the granule's mask
-  uint16_t bits;   // the part of it that the range covers
+  struct hz3_slice_marks *marks;  // the granule's
+  uint16_t bits;                  // the part of it that the range covers
 };
 
 static struct dirty_walk walk_of(const char *start, size_t bytes) {
@@ -226,16 +227,20 @@ static bool walk_next(struct dirty_walk *walk) {
   if (walk->at >= walk->end) return false;
   uintptr_t next = hz3_min((walk->at | (HZ3_MIB - 1)) + 1, walk->end);
   unsigned count = (unsigned)((next - walk->at) / HZ3_SLICE_BYTES);
-  walk->word = hz3_page_map_dirty_mask((const void *)walk->at);
+  walk->marks = hz3_page_map_marks((const void *)walk->at);
   walk->bits = (uint16_t)(((1u << count) - 1) << (walk->at / HZ3_SLICE_BYTES % 16));
   walk->at = next;
   return true;
 }
 
+static unsigned purgeable(const struct hz3_slice_marks *marks) {
+  return __atomic_load_n(&marks->dirty, __ATOMIC_RELAXED) & ~(unsigned)__atomic_load_n(&marks->refused, __ATOMIC_RELAXED);
+}
+
 size_t hz3_dirty_count_bytes(const char *start, size_t bytes) {
   size_t slices = 0;
   for (struct dirty_walk walk = walk_of(start, bytes); walk_next(&walk);)
-    slices += (size_t)__builtin_popcount(__atomic_load_n(walk.word, __ATOMIC_RELAXED) & (unsigned)walk.bits);
+    slices += (size_t)__builtin_popcount(purgeable(walk.marks) & (unsigned)walk.bits);
   return slices * HZ3_SLICE_BYTES;
 }
 
@@ -250,20 +255,44 @@ size_t hz3_dirty_suffix_bytes(const char *start, size_t bytes, size_t dirty_byte
 }
 
 // Atomic: the other slices of the granule may belong to a block that another thread is growing or clearing.
+static void set_bits(uint16_t *mask, uint16_t bits) {
+  if ((__atomic_load_n(mask, __ATOMIC_RELAXED) & bits) != bits) __atomic_fetch_or(mask, bits, __ATOMIC_RELAXED);
+}
+static void clear_bits(uint16_t *mask, uint16_t bits) {
+  if ((__atomic_load_n(mask, __ATOMIC_RELAXED) & bits) != 0) __atomic_fetch_and(mask, (uint16_t)~bits, __ATOMIC_RELAXED);
+}
+
 void hz3_dirty_mark(const char *start, size_t bytes) {
   for (struct dirty_walk walk = walk_of(start, bytes); walk_next(&walk);) {
-    if ((__atomic_load_n(walk.word, __ATOMIC_RELAXED) & walk.bits) != walk.bits) __atomic_fetch_or(walk.word, walk.bits, __ATOMIC_RELAXED);
+    set_bits(&walk.marks->dirty, walk.bits);
+    clear_bits(&walk.marks->refused, walk.bits);
   }
 }
 
 void hz3_dirty_clear(const char *start, size_t bytes) {
-  for (struct dirty_walk walk = walk_of(start, bytes); walk_next(&walk);)
-    __atomic_fetch_and(walk.word, (uint16_t)~walk.bits, __ATOMIC_RELAXED);
+  for (struct dirty_walk walk = walk_of(start, bytes); walk_next(&walk);) {
+    clear_bits(&walk.marks->dirty, walk.bits);
+    clear_bits(&walk.marks->refused, walk.bits);
+  }
 }
 
+static uint16_t bit_of(const char *slice) { return (uint16_t)(1u << ((uintptr_t)slice / HZ3_SLICE_BYTES % 16)); }
+
 bool hz3_dirty_test(const char *slice) {
-  uint16_t mask = __atomic_load_n(hz3_page_map_dirty_mask(slice), __ATOMIC_RELAXED);
-  return (mask >> ((uintptr_t)slice / HZ3_SLICE_BYTES % 16)) & 1;
+  return (__atomic_load_n(&hz3_page_map_marks(slice)->dirty, __ATOMIC_RELAXED) & bit_of(slice)) != 0;
+}
+
+void hz3_dirty_purge(char *start, size_t bytes) {
+  if (hz3_os_purge(start, bytes)) {
+    hz3_dirty_clear(start, bytes);
+    return;
+  }
+  for (char *slice = start; slice < start + bytes; slice += HZ3_SLICE_BYTES) {
+    struct hz3_slice_marks *marks = hz3_page_map_marks(slice);
+    if ((purgeable(marks) & bit_of(slice)) == 0) continue;
+    if (hz3_os_purge(slice, HZ3_SLICE_BYTES)) clear_bits(&marks->dirty, bit_of(slice));
+    else set_bits(&marks->refused, bit_of(slice));
+  }
 }
 
 bool hz3_large_holds(const void *pointer) {

@@ -24,7 +24,7 @@ struct hz3_range {
   struct hz3_range *left, *right;          // neighbours in address order, NULL at the end of a mapping
   struct hz3_range *bin_next, *bin_prev;   // free list of its size; spare descriptors use bin_next
   struct hz3_range *age_next, *age_prev;   // free ranges with dirty memory, oldest first
-  size_t dirty_bytes;   // slices marked as dirty, kept by merging and splitting; in use: without what the user has touched since
+  size_t dirty_bytes;   // what counts as dirty, kept by merging and splitting; in use: without what the user has touched since
   size_t marked_bytes;  // in use or shelved: so much from the start is known to be marked
   enum hz3_range_state state;
   bool was_purged;  // some of it was given back since it was mapped
@@ -85,13 +85,16 @@ void hz3_range_absorb_right_locked(struct hz3_range *range);
 void hz3_range_detach_locked(struct hz3_range *range);
 void hz3_range_recycle_locked(struct hz3_range *range);
 
-// Dirty bits of [start, start + bytes), both multiples of the slice.
+// Dirty memory in [start, start + bytes), both multiples of the slice. What the kernel refused to take back, because the user had
+// locked it, does not count until it was in use again: it is not to be tried for ever, nor to keep other memory.
 size_t hz3_dirty_count_bytes(const char *start, size_t bytes);
 // The shortest part at the end, in whole granules, that has at least so many dirty bytes; all of it if there are fewer.
 size_t hz3_dirty_suffix_bytes(const char *start, size_t bytes, size_t dirty_bytes);
 void hz3_dirty_mark(const char *start, size_t bytes);
 void hz3_dirty_clear(const char *start, size_t bytes);
-bool hz3_dirty_test(const char *slice);
+bool hz3_dirty_test(const char *slice);  // whether it may be non-zero, refused or not
+// Gives the memory back, slice by slice if the kernel refuses the whole. Called without the lock; nothing counts as dirty afterwards.
+void hz3_dirty_purge(char *start, size_t bytes);
 
 HZ3_END_DECLS
 

@@ -38,4 +38,6 @@ struct hz3_span *hz3_pages_span_of(const void *pointer) {
   return owner & HZ3_PAGE_MAP_SPAN ? (struct hz3_span *)(owner - HZ3_PAGE_MAP_SPAN) : NULL;
 }
 
-uint16_t *hz3_page_map_dirty_mask(const void *pointer) { return &hz3_page_map_leaf_of(pointer)->dirty[hz3_page_map_index(pointer) / 16]; }
+struct hz3_slice_marks *hz3_page_map_marks(const void *pointer) {
+  return &hz3_page_map_leaf_of(pointer)->marks[hz3_page_map_index(pointer) / 16];
+}

@@ -21,9 +21,14 @@ enum { HZ3_PAGE_MAP_LEAF_SLICES = 1 << 16 };
 #define HZ3_PAGE_MAP_LEAVES (((size_t)1 << HZ3_ADDRESS_BITS) / HZ3_PAGE_MAP_LEAF_BYTES)
 #define HZ3_PAGE_MAP_SPAN ((uintptr_t)1)
 
+// Of a MiB of large ranges, one bit per slice.
+struct hz3_slice_marks {
+  uint16_t dirty;    // memory may be non-zero
+  uint16_t refused;  // and the kernel did not take it back, since it was locked; not in use since
+};
 struct hz3_page_map_leaf {
-  uintptr_t owner[HZ3_PAGE_MAP_LEAF_SLICES];      // large descriptor, or span with HZ3_PAGE_MAP_SPAN
-  uint16_t dirty[HZ3_PAGE_MAP_LEAF_SLICES / 16];  // for large ranges, one bit per slice
+  uintptr_t owner[HZ3_PAGE_MAP_LEAF_SLICES];  // large descriptor, or span with HZ3_PAGE_MAP_SPAN
+  struct hz3_slice_marks marks[HZ3_PAGE_MAP_LEAF_SLICES / 16];
 };
 extern struct hz3_page_map_leaf *hz3_page_map_root[HZ3_PAGE_MAP_LEAVES];
 
@@ -52,8 +57,8 @@ HZ3_INLINE void *hz3_page_map_large_of(const void *pointer) {
 void hz3_page_map_set_large(const void *pointer, void *large);  // NULL clears; the range must be reserved
 // Makes the map ready for [start, start + bytes). False when out of memory.
 bool hz3_page_map_reserve(const void *start, size_t bytes);
-// One bit per slice of the MiB: memory may be non-zero. For who owns the slices: the large box, or the thread whose block they are.
-uint16_t *hz3_page_map_dirty_mask(const void *pointer);
+// Of the MiB around the address, which must be reserved. For who owns the slices: the large box, or the thread whose block they are.
+struct hz3_slice_marks *hz3_page_map_marks(const void *pointer);
 
 HZ3_END_DECLS
 

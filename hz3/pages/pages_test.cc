@@ -654,8 +654,9 @@ TEST_F(Pages, PageMapHoldsLargeBlocks) {
   EXPECT_EQ(hz3_tag_of(start + HZ3_MIB), 0);
   hz3_page_map_set_large(start + HZ3_MIB, nullptr);
   EXPECT_EQ(hz3_page_map_large_of(start + HZ3_MIB), nullptr);
-  EXPECT_NE(hz3_page_map_dirty_mask(start), hz3_page_map_dirty_mask(start + HZ3_MIB));
-  EXPECT_EQ(*hz3_page_map_dirty_mask(start), 0u);
+  EXPECT_NE(hz3_page_map_marks(start), hz3_page_map_marks(start + HZ3_MIB));
+  EXPECT_EQ(hz3_page_map_marks(start)->dirty, 0u);
+  EXPECT_EQ(hz3_page_map_marks(start)->refused, 0u);
   hz3_os_unmap(start, kBytes);
 }
 
