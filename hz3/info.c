@@ -24,7 +24,7 @@ struct mallinfo {
 struct mallinfo2 {
   size_t arena, unused_1[2], hblks, hblkhd, unused_2[2], uordblks, fordblks, keepcost;
 };
-enum { M_MXFAST = 1, M_TRIM_THRESHOLD = -1, M_ARENA_MAX = -8 };
+enum { M_MXFAST = 1, M_KEEP = 4, M_TRIM_THRESHOLD = -1, M_ARENA_MAX = -8 };
 
 HZ3_EXPORT const char *hz3_version(void) { return hz3_build_info; }
 
@@ -103,7 +103,7 @@ HZ3_EXPORT int malloc_trim(size_t pad) {
 // Accepted and ignored: hz3 has no arenas, thresholds or fill bytes to set at run time. 1 means success.
 HZ3_EXPORT int mallopt(int parameter, int value) {
   (void)value;
-  return parameter == M_MXFAST || (parameter >= M_ARENA_MAX && parameter <= M_TRIM_THRESHOLD);
+  return (parameter >= M_MXFAST && parameter <= M_KEEP) || (parameter >= M_ARENA_MAX && parameter <= M_TRIM_THRESHOLD);
 }
 
 // Appends to a snprintf-style buffer: `length` counts what is needed, also past the end.

@@ -112,3 +112,16 @@ HZ3_EXPORT size_t malloc_usable_size(void *pointer) {
 }
 
 HZ3_EXPORT void cfree(void *pointer) { release(pointer); }
+
+#ifdef __GLIBC__
+// glibc's own names of the same, which programs call that wrap malloc: their blocks and ours come to each other. Weak, for a static
+// program that links glibc's malloc besides.
+#define HZ3_LIBC_NAME HZ3_EXPORT __attribute__((weak))
+HZ3_LIBC_NAME void *__libc_malloc(size_t bytes) { return malloc(bytes); }
+HZ3_LIBC_NAME void __libc_free(void *pointer) { free(pointer); }
+HZ3_LIBC_NAME void *__libc_calloc(size_t count, size_t bytes) { return calloc(count, bytes); }
+HZ3_LIBC_NAME void *__libc_realloc(void *pointer, size_t bytes) { return realloc(pointer, bytes); }
+HZ3_LIBC_NAME void *__libc_memalign(size_t align, size_t bytes) { return memalign(align, bytes); }
+HZ3_LIBC_NAME void *__libc_valloc(size_t bytes) { return valloc(bytes); }
+HZ3_LIBC_NAME void *__libc_pvalloc(size_t bytes) { return pvalloc(bytes); }
+#endif

@@ -54,8 +54,10 @@ HZ3_INLINE void *alloc(size_t align, size_t bytes, hz3_block_origin origin) {
   return HZ3_CHECKED ? hz3_checked_alloc(origin, align, bytes, false) : hz3_aligned_alloc(align, bytes);
 }
 
-// As the standard asks: call the new handler and try again for as long as there is one; then bad_alloc.
+// As the standard asks: call the new handler and try again for as long as there is one; then bad_alloc. What no alignment is never
+// comes, so the handler is not asked.
 HZ3_COLD void *new_slow(size_t align, size_t bytes, hz3_block_origin origin) {
+  if (!hz3_is_power_of_two(align)) throw_bad_alloc();
   for (;;) {
     void *pointer = alloc(align, bytes, origin);
     if (pointer != nullptr) return pointer;
@@ -66,6 +68,7 @@ HZ3_COLD void *new_slow(size_t align, size_t bytes, hz3_block_origin origin) {
 }
 
 HZ3_COLD void *new_slow_nothrow(size_t align, size_t bytes, hz3_block_origin origin) noexcept {
+  if (!hz3_is_power_of_two(align)) return nullptr;
 #ifdef HZ3_WEAK_CXX_RUNTIME
   void *pointer = alloc(align, bytes, origin);
   if (pointer != nullptr || get_new_handler() == nullptr) return pointer;
@@ -93,7 +96,7 @@ HZ3_INLINE void *new_fast(size_t bytes) {
 }
 
 HZ3_INLINE void *new_fast(std::align_val_t align, size_t bytes) {
-  return HZ3_CHECKED ? nullptr : hz3_take_aligned(size_t(align), bytes);
+  return HZ3_CHECKED || !hz3_is_power_of_two(size_t(align)) ? nullptr : hz3_take_aligned(size_t(align), bytes);
 }
 
 HZ3_INLINE void *or_slow(void *pointer, size_t align, size_t bytes, hz3_block_origin origin) {

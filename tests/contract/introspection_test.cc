@@ -158,6 +158,8 @@ TEST(Introspection, MallocTrimReleasesAndSaysSo) {
 TEST(Introspection, MalloptAcceptsWhatItUnderstands) {
   EXPECT_EQ(mallopt(M_ARENA_MAX, 1), 1);
   EXPECT_EQ(mallopt(M_ARENA_MAX, 64), 1);
+  for (int parameter : {M_MXFAST, M_NLBLKS, M_GRAIN, M_KEEP, M_TRIM_THRESHOLD, M_PERTURB}) EXPECT_EQ(mallopt(parameter, 0), 1) << parameter;
+  EXPECT_EQ(mallopt(1000, 1), 0);
   void* p = malloc(10);
   EXPECT_NE(p, nullptr);
   free(p);

@@ -23,6 +23,18 @@
 #include "gtest/gtest.h"
 #include "tests/support/support.h"
 
+#ifdef __GLIBC__
+extern "C" {
+void* __libc_malloc(size_t bytes);
+void __libc_free(void* block);
+void* __libc_calloc(size_t count, size_t bytes);
+void* __libc_realloc(void* block, size_t bytes);
+void* __libc_memalign(size_t align, size_t bytes);
+void* __libc_valloc(size_t bytes);
+void* __libc_pvalloc(size_t bytes);
+}
+#endif
+
 namespace {
 
 // The block is ours if its usable size holds the text, survives to the last byte and realloc keeps it.
@@ -142,5 +154,18 @@ TEST(Libc, AddressInfo) {
   ASSERT_EQ(getaddrinfo("127.0.0.1", "80", &hints, &found), 0);
   freeaddrinfo(found);
 }
+
+#ifdef __GLIBC__
+// Programs that wrap malloc call glibc's own names of it, and free by the others.
+TEST(Libc, ItsOwnNamesAreTheSameAllocator) {
+  for (void* block : {__libc_malloc(100), __libc_calloc(10, 10), __libc_realloc(malloc(10), 100), __libc_memalign(64, 100), __libc_valloc(100),
+                      __libc_pvalloc(100)}) {
+    memset(block, 1, 100);
+    expect_ours(static_cast<char*>(block), 100);
+  }
+  __libc_free(malloc(100));
+  __libc_free(strdup("text"));
+}
+#endif
 
 }  // namespace

@@ -92,6 +92,19 @@ TEST(Operator, BlocksArePlainBlocks) {
   ::operator delete(malloc(100));
 }
 
+// libstdc++'s answer. The new handler could not help, so it is not asked.
+TEST(Operator, WhatIsNoAlignmentIsRefused) {
+  std::set_new_handler([] { throw 1; });
+  for (size_t align : {size_t{0}, size_t{3}, size_t{24}, size_t{48}, size_t{3} << 20, size_t{max}}) {
+    volatile size_t bytes = 1000;
+    EXPECT_THROW(free(::operator new(bytes, align_val_t{align})), std::bad_alloc) << align;
+    EXPECT_THROW(free(::operator new[](bytes, align_val_t{align})), std::bad_alloc) << align;
+    EXPECT_EQ(::operator new(bytes, align_val_t{align}, nothrow), nullptr) << align;
+    EXPECT_EQ(::operator new[](bytes, align_val_t{align}, nothrow), nullptr) << align;
+  }
+  std::set_new_handler(nullptr);
+}
+
 class Exhausted : public testing::TestWithParam<NewForm> {
  protected:
   void TearDown() override { std::set_new_handler(nullptr); }
