@@ -392,12 +392,39 @@ static enum hz3_os_moved move_pages(struct hz3_range *from, struct hz3_range *to
   return moved;
 }
 
+// Maps what the block lacks right behind it, if it ends its mapping and nothing else is there.
+static bool map_behind(struct hz3_range *range, size_t place) {
+  char *end = range->start + range->bytes;
+  size_t lacking = place - range->bytes;
+  hz3_lock_acquire(&hz3_ranges.lock);
+  bool is_last = range->right == NULL;
+  hz3_lock_release(&hz3_ranges.lock);
+  char *more = is_last ? (char *)hz3_os_map(end, lacking) : NULL;
+  if (more == NULL) return false;
+  if (more != end || !hz3_page_map_reserve(end, lacking)) {
+    hz3_os_unmap(more, lacking);
+    return false;
+  }
+  hz3_huge_pages_ask(end, lacking);
+  hz3_dirty_clear(end, lacking);  // another mapping may have been here before
+  hz3_lock_acquire(&hz3_ranges.lock);
+  range->bytes += lacking;
+  hz3_ranges.live_bytes += lacking;
+  hz3_add_to_figure(&hz3_ranges.mapped_bytes, lacking);
+  hz3_lock_release(&hz3_ranges.lock);
+  return true;
+}
+
 void *hz3_large_grow(void *pointer, size_t bytes) {
   struct hz3_range *from = hz3_range_of(pointer);
   if (from == NULL || bytes > PTRDIFF_MAX / 2) return NULL;
-  // Half as much again of address space (untouched memory is free), so that a block growing in small steps seldom moves; if there is
-  // no such room, what is needed: a move costs no memory, a copy as much as the block.
+  // Half as much again of address space (untouched memory is free), so that a block growing in small steps seldom moves. Where that is
+  // refused, what is lacking counts against a limit once, and a move needs address space for both places, a copy memory as well.
   struct hz3_range *to = alloc_range(bytes + bytes / 2, 1);
+  if (to == NULL && map_behind(from, placement_bytes(page_round(bytes)))) {
+    set_usable(from, page_round(bytes));
+    return pointer;
+  }
   if (to == NULL) to = alloc_range(bytes, 1);
   if (to == NULL) return NULL;
   size_t used = from->usable_bytes, moved_bytes = hz3_round_up(used, HZ3_SLICE_BYTES);

@@ -31,8 +31,8 @@ bool hz3_large_holds(const void *pointer);
 // Changes the size without moving. False if that is not possible (nothing changed). *old_bytes: usable bytes before, 0 if
 // the pointer is not the start of a live large block.
 bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes);
-// A bigger block with the old contents, by moving pages where that is cheaper than copying; the old block is free then.
-// NULL when out of memory (the old block is untouched).
+// A bigger block with the old contents, by moving pages where that is cheaper than copying; the old block is free then. The same
+// block where address space is scarce and it can be mapped on. NULL when out of memory (the old block is untouched).
 void *hz3_large_grow(void *pointer, size_t bytes);
 
 // What a thread keeps of the blocks that it frees, while it asks for the same few sizes again and again: it takes no lock for

@@ -94,6 +94,16 @@ TEST(Limit, SetByTheProgramItself) {
   expect_usable(output, kFill.size() - 1, 256);
 }
 
+// One block is not held back by the room that its old place takes while it moves, if it grows in small steps.
+TEST(Limit, ReachedByOneBlockThatGrows) {
+  const std::vector<std::string> arguments = {"grow", "8388608", "4000000"};
+  for (const Limit& limit : {Limit{"as_512", RLIMIT_AS, 512}, Limit{"data_512", RLIMIT_DATA, 512}}) {
+    std::string output;
+    ASSERT_EQ(run_limited(limit, arguments, &output), "exit 0") << output;
+    expect_usable(output, arguments.size() - 1, limit.mebibytes);
+  }
+}
+
 // Nobody is refused what others have mapped and not used yet.
 TEST(Limit, ReachedByManyThreadsAtOnce) {
   const std::vector<std::string> arguments = {"crowd", "1024", "1000", "65536", "300000", "1200000", "65536"};

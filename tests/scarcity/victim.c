@@ -5,6 +5,7 @@
 //   lane          prints the lane of the allocator
 //   fill SIZE...    for each size: allocates and writes until NULL, prints "SIZE BYTES", frees all
 //   limit MB SIZE.. the same after limiting its own address space
+//   grow STEP...    for each step: one block grows by so much until it may not, prints "STEP BYTES" and frees it
 //   crowd MB SIZE... for each size: as many threads as kCrowd allocate until NULL while there may be MB more of data, "SIZE BYTES" of
 //                 what they have when the first of them gets it
 //   lock MB         locks all memory, present and future, then uses MB of blocks
@@ -204,6 +205,21 @@ static void fill(size_t size) {
   }
 }
 
+static void grow(size_t step) {
+  unsigned char *block = NULL, *bigger;
+  size_t bytes = 0;
+  while (errno = 0, (bigger = realloc(block, bytes + step)) != NULL) {
+    REQUIRE(bytes == 0 || (bigger[0] == 0x5c && bigger[bytes / 2] == 0x5c && bigger[bytes - 1] == 0x5c));
+    block = bigger;
+    memset(block + bytes, 0x5c, step);
+    bytes += step;
+  }
+  REQUIRE(errno == ENOMEM);
+  dprintf(1, "%zu %zu\n", step, bytes);
+  for (size_t i = 0; i < bytes; i++) REQUIRE(block[i] == 0x5c);
+  free(block);
+}
+
 // Each block holds the address of the next.
 static void free_list(void **list) {
   while (list != NULL) {
@@ -354,6 +370,8 @@ int main(int argc, char **argv) {
     print_lane();
   } else if (strcmp(argv[1], "fill") == 0) {
     for (int i = 2; i < argc; i++) fill(strtoul(argv[i], NULL, 10));
+  } else if (strcmp(argv[1], "grow") == 0) {
+    for (int i = 2; i < argc; i++) grow(strtoul(argv[i], NULL, 10));
   } else if (strcmp(argv[1], "limit") == 0) {
     free(malloc(100));
     rlim_t bytes = strtoul(argv[2], NULL, 10) << 20;
