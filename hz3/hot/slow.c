@@ -22,6 +22,7 @@
 
 enum {
   SLOW_CALLS_PER_CLOCK = 64,       // how often a slow path looks at the clock
+  LARGE_TICK_MS = 500,             // since the last tick of a thread; then it ticks with a large block that it frees, too
   FEWEST_OBJECTS = 16,             // a full bin of any class up to this size:
   FEWEST_OBJECTS_BYTES = 32 * 1024,
   CLEAN_MIN_BYTES = 32 * 1024,     // above this calloc asks whether the memory is clean, which takes a slow path
@@ -631,8 +632,10 @@ static HZ3_NOINLINE void free_class(unsigned c, void *pointer) {
 static HZ3_NOINLINE void free_range(void *pointer) {
   size_t bytes = hz3_large_free(pointer);
   if (bytes == 0) hz3_fatal(HZ3_FATAL_INVALID_FREE, pointer, 0);
-  struct hz3_heap *heap = hz3_heap_enter();  // without a tick: what large blocks leave is kept as their own box thinks right
+  struct hz3_heap *heap = hz3_heap_enter();
   if (heap == NULL) return;
+  // Seldom, for those who use nothing but large blocks: what these leave is kept as their own box thinks right.
+  if (HZ3_UNLIKELY(hz3_os_now_ms() - heap->last_tick_ms >= LARGE_TICK_MS)) tick(heap);
   if (heap->state == HZ3_HEAP_OWNED) hz3_large_cache_learn(&heap->large, bytes);
   leave(heap);
 }

@@ -312,6 +312,23 @@ SCENARIO(swings_keep_their_memory) {
   REQUIRE(kept >= kBytesKb * 3 / 4);
 }
 
+// What swings of large blocks have taught to keep goes, too, where nothing but such blocks, of ever other sizes, is used afterwards.
+SCENARIO(swings_of_large_blocks_end) {
+  constexpr size_t kLarge = 20 << 20;
+  long before = resident_kb();
+  for (int round = 0; round < 8; round++) {
+    void* blocks[6];
+    for (void*& block : blocks) block = touched(kLarge);
+    for (void* block : blocks) free(block);
+  }
+  Random random(1);
+  for (int i = 0; i < 500; i++) {
+    free(touched((size_t{1} << 20) + (100 << 10) + random.below(2 << 20)));
+    usleep(10000);
+  }
+  require_at_most("after 5 s of others", resident_kb() - before, (hz3_test::lane() == "checked" ? 56 : 24) << 10);
+}
+
 // Under vm.overcommit_memory=2, and by RLIMIT_DATA, every private mapping counts as memory, touched or not, MAP_NORESERVE
 // or not: what is mapped must follow what is used.
 SCENARIO(little_is_mapped_beyond_use) {
@@ -375,7 +392,7 @@ INSTANTIATE_TEST_SUITE_P(All, MemoryTest,
                                          "ring_of_producer_and_consumer", "thread_that_only_frees",
                                          "thread_that_only_frees_mixed_sizes", "dead_threads_are_reused",
                                          "a_thousand_threads_with_little", "burst_then_silence",
-                                         "swings_keep_their_memory", "little_is_mapped_beyond_use",
+                                         "swings_keep_their_memory", "swings_of_large_blocks_end", "little_is_mapped_beyond_use",
                                          "little_is_mapped_for_a_crowd"),
                          [](const testing::TestParamInfo<const char*>& info) { return std::string(info.param); });
 
