@@ -276,10 +276,9 @@ void hz3_dirty_clear(const char *start, size_t bytes) {
   }
 }
 
-static uint16_t bit_of(const char *slice) { return (uint16_t)(1u << ((uintptr_t)slice / HZ3_SLICE_BYTES % 16)); }
-
 bool hz3_dirty_test(const char *slice) {
-  return (__atomic_load_n(&hz3_page_map_marks(slice)->dirty, __ATOMIC_RELAXED) & bit_of(slice)) != 0;
+  uint16_t mask = __atomic_load_n(&hz3_page_map_marks(slice)->dirty, __ATOMIC_RELAXED);
+  return (mask >> ((uintptr_t)slice / HZ3_SLICE_BYTES % 16)) & 1;
 }
 
 void hz3_dirty_purge(char *start, size_t bytes) {
@@ -287,11 +286,11 @@ void hz3_dirty_purge(char *start, size_t bytes) {
     hz3_dirty_clear(start, bytes);
     return;
   }
-  for (char *slice = start; slice < start + bytes; slice += HZ3_SLICE_BYTES) {
-    struct hz3_slice_marks *marks = hz3_page_map_marks(slice);
-    if ((purgeable(marks) & bit_of(slice)) == 0) continue;
-    if (hz3_os_purge(slice, HZ3_SLICE_BYTES)) clear_bits(&marks->dirty, bit_of(slice));
-    else set_bits(&marks->refused, bit_of(slice));
+  struct dirty_walk walk = walk_of(start, bytes);
+  for (uintptr_t at = walk.at; walk_next(&walk); at = walk.at) {
+    if ((purgeable(walk.marks) & walk.bits) == 0) continue;
+    if (hz3_os_purge((void *)at, walk.at - at)) clear_bits(&walk.marks->dirty, walk.bits);
+    else set_bits(&walk.marks->refused, walk.bits);
   }
 }
 

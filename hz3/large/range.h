@@ -93,7 +93,7 @@ size_t hz3_dirty_suffix_bytes(const char *start, size_t bytes, size_t dirty_byte
 void hz3_dirty_mark(const char *start, size_t bytes);
 void hz3_dirty_clear(const char *start, size_t bytes);
 bool hz3_dirty_test(const char *slice);  // whether it may be non-zero, refused or not
-// Gives the memory back, slice by slice if the kernel refuses the whole. Called without the lock; nothing counts as dirty afterwards.
+// Gives the memory back, granule by granule (1 MiB) if the kernel refuses the whole. Called without the lock; nothing counts as dirty afterwards.
 void hz3_dirty_purge(char *start, size_t bytes);
 
 HZ3_END_DECLS

@@ -24,7 +24,7 @@ enum { HZ3_PAGE_MAP_LEAF_SLICES = 1 << 16 };
 // Of a MiB of large ranges, one bit per slice.
 struct hz3_slice_marks {
   uint16_t dirty;    // memory may be non-zero
-  uint16_t refused;  // and the kernel did not take it back, since it was locked; not in use since
+  uint16_t refused;  // the kernel did not take it back, since some of the MiB was locked; not in use since
 };
 struct hz3_page_map_leaf {
   uintptr_t owner[HZ3_PAGE_MAP_LEAF_SLICES];  // large descriptor, or span with HZ3_PAGE_MAP_SPAN

@@ -3,9 +3,8 @@
 // The program that suffers: plain C, so that nothing but its own calls reaches the allocator. It checks every block it
 // gets and every refusal (NULL with ENOMEM, old block kept), and exits 0 only if all of that held.
 //   lane          prints the lane of the allocator
-//   fill SIZE...    for each size: allocates and writes until NULL, prints "SIZE BYTES", frees all
-//   limit MB SIZE.. the same after limiting its own address space
-//   grow STEP...    for each step: one block grows by so much until it may not, prints "STEP BYTES" and frees it
+//   fill SIZE...    for each size: allocates and writes until NULL, prints "SIZE BYTES", frees all; limit MB SIZE...: the same after
+//                   limiting its own address space; grow STEP...: the same with one block that grows
 //   crowd MB SIZE... for each size: as many threads as kCrowd allocate until NULL while there may be MB more of data, "SIZE BYTES" of
 //                 what they have when the first of them gets it
 //   lock MB         locks all memory, present and future, then uses MB of blocks
