@@ -392,8 +392,10 @@ static enum hz3_os_moved move_pages(struct hz3_range *from, struct hz3_range *to
   return moved;
 }
 
-// Maps what the block lacks right behind it, if it ends its mapping and nothing else is there.
+// Maps what the block lacks right behind it, if it ends its mapping and nothing else is there. False also if it lacks nothing: then
+// bookkeeping memory is what there is none of.
 static bool map_behind(struct hz3_range *range, size_t place) {
+  if (place <= range->bytes) return false;
   char *end = range->start + range->bytes;
   size_t lacking = place - range->bytes;
   hz3_lock_acquire(&hz3_ranges.lock);

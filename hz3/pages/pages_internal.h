@@ -53,7 +53,7 @@ struct hz3_pages {
   size_t chunks, free_slices, purges;
   size_t dirty_slices;     // free, dirty, and not refused
   size_t advice_ends;      // halves whose advice differs from that of the half above
-  struct hz3_chunk *newest;  // its neighbour above mostly is to be the next; NULL if that was unmapped
+  struct hz3_chunk *newest;  // the next one mostly lies right below it; NULL if it was unmapped and had no neighbour
   bool has_had_first;      // checked lane: a chunk was mapped, whatever became of it; lock: growth
   bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
   uint64_t hollow_regret_ms;  // when a span was last used again too early; atomic
