@@ -47,6 +47,15 @@ void *hz3_os_map_aligned(void *hint, size_t bytes, size_t align) {
   return aligned;
 }
 
+bool hz3_os_map_once(void **slot, size_t bytes) {
+  // Acquire, and release below: the memory is seen as zeroes.
+  if (__atomic_load_n(slot, __ATOMIC_ACQUIRE) != NULL) return true;
+  void *fresh = hz3_os_map(NULL, bytes), *expected = NULL;
+  if (fresh == NULL) return false;
+  if (!__atomic_compare_exchange_n(slot, &expected, fresh, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) hz3_os_unmap(fresh, bytes);
+  return true;
+}
+
 bool hz3_os_make_writable(void *start, size_t bytes) {
   int saved = errno;
   bool done = mprotect(start, bytes, PROT_READ | PROT_WRITE) == 0;

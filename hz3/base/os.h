@@ -15,6 +15,9 @@ HZ3_BEGIN_DECLS
 void *hz3_os_map(void *hint, size_t bytes);
 // The same at a multiple of `align` (a power of two >= the page size).
 void *hz3_os_map_aligned(void *hint, size_t bytes, size_t align);
+// Puts such memory into the slot, unless some is there already. False on failure. Thread-safe; published by a release, for readers
+// that load the slot with acquire.
+bool hz3_os_map_once(void **slot, size_t bytes);
 // Makes protected pages writable. False if the kernel refuses.
 bool hz3_os_make_writable(void *start, size_t bytes);
 // Makes whole pages fault on any access. False if the kernel refuses (too many maps); nothing changed then.

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <set>
 #include <thread>
 #include <vector>
@@ -77,6 +78,31 @@ TEST_F(Os, MapAlignedKeepsNothingButTheBlock) {
   EXPECT_TRUE(IsMapped(memory, kBytes));
   EXPECT_FALSE(IsMapped(memory, kBytes + (8 << 20)));
   EXPECT_TRUE(hz3_os_unmap(memory, kBytes));
+}
+
+// Of threads that all find the slot empty one fills it, and what the others mapped goes away again.
+TEST_F(Os, MapOnceFillsASlotOnceForAllThreads) {
+  enum { kThreads = 4, kSlots = 200 };
+  const size_t kBytes = 64 << 20;
+  std::vector<void *> slots(kSlots), seen[kThreads];
+  std::atomic<int> ready{0};
+  std::vector<std::thread> threads;
+  for (auto &mine : seen) {
+    threads.emplace_back([&] {
+      for (ready++; ready < kThreads;) continue;
+      for (void *&slot : slots) mine.push_back(hz3_os_map_once(&slot, kBytes) ? __atomic_load_n(&slot, __ATOMIC_ACQUIRE) : nullptr);
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  for (auto &mine : seen) EXPECT_EQ(mine, slots);
+  EXPECT_EQ(std::set<void *>(slots.begin(), slots.end()).size(), size_t{kSlots});
+  size_t mapped = 0;
+  std::ifstream("/proc/self/statm") >> mapped;
+  EXPECT_LT(mapped * hz3_os_page_bytes(), (kSlots + kSlots / 2) * kBytes);
+  for (void *slot : slots) EXPECT_TRUE(slot != nullptr && hz3_os_unmap(slot, kBytes));
+  void *refused = nullptr;
+  EXPECT_FALSE(hz3_os_map_once(&refused, SIZE_MAX / 2));
+  EXPECT_EQ(refused, nullptr);
 }
 
 TEST_F(Os, ImpossibleSizesAreRefused) {

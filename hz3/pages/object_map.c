@@ -8,7 +8,7 @@
 #define LEAF_BYTES (sizeof(uint64_t) << HZ3_OBJECT_LEAF_BITS)
 #define LEAF_SPAN (HZ3_SLICE_BYTES << HZ3_OBJECT_LEAF_BITS)
 
-uint64_t *hz3_object_map_root[1 << HZ3_OBJECT_ROOT_BITS];
+void *hz3_object_map_root[1 << HZ3_OBJECT_ROOT_BITS];
 
 static size_t words_bytes(unsigned size_class) {
   const struct hz3_size_class *shape = &hz3_size_classes[size_class];
@@ -25,20 +25,14 @@ void hz3_object_words_free(unsigned size_class, uint32_t *words) {
 
 bool hz3_object_map_reserve(const void *start, size_t bytes) {
   for (uintptr_t at = hz3_round_down((uintptr_t)start, LEAF_SPAN); at < (uintptr_t)start + bytes; at += LEAF_SPAN) {
-    uint64_t **slot = &hz3_object_map_root[at / LEAF_SPAN];
-    // Acquire, and release below, which also pairs with the load in hz3_object_map_entry: a leaf is seen as zeroes.
-    if (__atomic_load_n(slot, __ATOMIC_ACQUIRE) != NULL) continue;
-    uint64_t *leaf = (uint64_t *)hz3_os_map(NULL, LEAF_BYTES), *expected = NULL;
-    if (leaf == NULL) return false;
-    if (!__atomic_compare_exchange_n(slot, &expected, leaf, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
-      hz3_os_unmap(leaf, LEAF_BYTES);
+    if (!hz3_os_map_once(&hz3_object_map_root[at / LEAF_SPAN], LEAF_BYTES)) return false;
   }
   return true;
 }
 
 static uint64_t *slot_of(const char *base) {
   size_t slice = (uintptr_t)base / HZ3_SLICE_BYTES;
-  return &hz3_object_map_root[slice >> HZ3_OBJECT_LEAF_BITS][slice & (((size_t)1 << HZ3_OBJECT_LEAF_BITS) - 1)];
+  return (uint64_t *)hz3_object_map_root[slice >> HZ3_OBJECT_LEAF_BITS] + (slice & (((size_t)1 << HZ3_OBJECT_LEAF_BITS) - 1));
 }
 
 void hz3_object_map_set(const char *base, unsigned size_class, bool is_clean, uint32_t *words) {

@@ -21,13 +21,13 @@ enum {
   HZ3_OBJECT_ROOT_BITS = 48 - 16 - HZ3_OBJECT_LEAF_BITS
 };
 
-extern uint64_t *hz3_object_map_root[1 << HZ3_OBJECT_ROOT_BITS];
+extern void *hz3_object_map_root[1 << HZ3_OBJECT_ROOT_BITS];  // leaves: arrays of uint64_t
 
 HZ3_INLINE uint64_t hz3_object_map_entry(const void *pointer) {
   size_t slice = (uintptr_t)pointer / HZ3_SLICE_BYTES, root = slice >> HZ3_OBJECT_LEAF_BITS;
   if (HZ3_UNLIKELY(root >= (size_t)1 << HZ3_OBJECT_ROOT_BITS)) return 0;
-  // Acquire: pairs with the release that publishes the leaf.
-  const uint64_t *leaf = __atomic_load_n(&hz3_object_map_root[root], __ATOMIC_ACQUIRE);
+  // Acquire: pairs with hz3_os_map_once.
+  const uint64_t *leaf = (const uint64_t *)__atomic_load_n(&hz3_object_map_root[root], __ATOMIC_ACQUIRE);
   if (HZ3_UNLIKELY(leaf == NULL)) return 0;
   // Relaxed: whoever holds a pointer into the span got it, by whatever way, after the entry was made.
   return __atomic_load_n(&leaf[slice & (((size_t)1 << HZ3_OBJECT_LEAF_BITS) - 1)], __ATOMIC_RELAXED);

@@ -5,19 +5,13 @@
 #include "hz3/base/os.h"
 #include "hz3/pages/pages_internal.h"
 
-struct hz3_page_map_leaf *hz3_page_map_root[HZ3_PAGE_MAP_LEAVES];
+void *hz3_page_map_root[HZ3_PAGE_MAP_LEAVES];
 
 bool hz3_page_map_reserve(const void *start, size_t bytes) {
   uintptr_t first = hz3_round_down((uintptr_t)start, HZ3_PAGE_MAP_LEAF_BYTES);
   for (uintptr_t at = first; at < (uintptr_t)start + bytes; at += HZ3_PAGE_MAP_LEAF_BYTES) {
     if (at >> HZ3_ADDRESS_BITS != 0) return false;
-    struct hz3_page_map_leaf **slot = &hz3_page_map_root[at / HZ3_PAGE_MAP_LEAF_BYTES];
-    // Acquire, and release below: a leaf is seen as zeroes.
-    if (__atomic_load_n(slot, __ATOMIC_ACQUIRE) != NULL) continue;
-    struct hz3_page_map_leaf *leaf = (struct hz3_page_map_leaf *)hz3_os_map(NULL, sizeof *leaf), *expected = NULL;
-    if (leaf == NULL) return false;
-    if (!__atomic_compare_exchange_n(slot, &expected, leaf, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
-      hz3_os_unmap(leaf, sizeof *leaf);
+    if (!hz3_os_map_once(&hz3_page_map_root[at / HZ3_PAGE_MAP_LEAF_BYTES], sizeof(struct hz3_page_map_leaf))) return false;
   }
   return true;
 }

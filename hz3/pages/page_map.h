@@ -30,12 +30,12 @@ struct hz3_page_map_leaf {
   uintptr_t owner[HZ3_PAGE_MAP_LEAF_SLICES];  // large descriptor, or span with HZ3_PAGE_MAP_SPAN
   struct hz3_slice_marks marks[HZ3_PAGE_MAP_LEAF_SLICES / 16];
 };
-extern struct hz3_page_map_leaf *hz3_page_map_root[HZ3_PAGE_MAP_LEAVES];
+extern void *hz3_page_map_root[HZ3_PAGE_MAP_LEAVES];  // leaves
 
 // The address is one that there can be; NULL if nothing was ever entered near it.
 HZ3_INLINE struct hz3_page_map_leaf *hz3_page_map_leaf_of(const void *pointer) {
-  // Acquire: pairs with the compare-and-swap that publishes the leaf.
-  return __atomic_load_n(&hz3_page_map_root[(uintptr_t)pointer / HZ3_PAGE_MAP_LEAF_BYTES], __ATOMIC_ACQUIRE);
+  // Acquire: pairs with hz3_os_map_once.
+  return (struct hz3_page_map_leaf *)__atomic_load_n(&hz3_page_map_root[(uintptr_t)pointer / HZ3_PAGE_MAP_LEAF_BYTES], __ATOMIC_ACQUIRE);
 }
 
 HZ3_INLINE size_t hz3_page_map_index(const void *pointer) { return (uintptr_t)pointer / HZ3_SLICE_BYTES % HZ3_PAGE_MAP_LEAF_SLICES; }
