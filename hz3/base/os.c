@@ -9,7 +9,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -54,6 +56,16 @@ bool hz3_os_map_once(void **slot, size_t bytes) {
   if (fresh == NULL) return false;
   if (!__atomic_compare_exchange_n(slot, &expected, fresh, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) hz3_os_unmap(fresh, bytes);
   return true;
+}
+
+bool hz3_os_can_map(size_t bytes) {
+  int saved = errno;
+  struct rlimit space, data;
+  struct sysinfo info;
+  bool known = getrlimit(RLIMIT_AS, &space) == 0 && getrlimit(RLIMIT_DATA, &data) == 0 && sysinfo(&info) == 0;
+  errno = saved;
+  if (!known) return true;
+  return bytes <= space.rlim_cur && bytes <= data.rlim_cur && bytes / info.mem_unit <= info.totalram + info.totalswap;
 }
 
 bool hz3_os_make_writable(void *start, size_t bytes) {

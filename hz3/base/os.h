@@ -18,6 +18,8 @@ void *hz3_os_map_aligned(void *hint, size_t bytes, size_t align);
 // Puts such memory into the slot, unless some is there already. False on failure. Thread-safe; published by a release, for readers
 // that load the slot with acquire.
 bool hz3_os_map_once(void **slot, size_t bytes);
+// Whether so many bytes could be mapped if all other memory of this process were given back: there is as much, and no limit below.
+bool hz3_os_can_map(size_t bytes);
 // Makes protected pages writable. False if the kernel refuses.
 bool hz3_os_make_writable(void *start, size_t bytes);
 // Makes whole pages fault on any access. False if the kernel refuses (too many maps); nothing changed then.

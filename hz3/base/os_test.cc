@@ -111,6 +111,24 @@ TEST_F(Os, ImpossibleSizesAreRefused) {
   EXPECT_EQ(hz3_os_map_aligned(nullptr, hz3_os_page_bytes(), size_t{1} << 62), nullptr);
 }
 
+TEST_F(Os, MoreThanThereIsCanNotBeMapped) {
+  EXPECT_TRUE(hz3_os_can_map(0));
+  EXPECT_TRUE(hz3_os_can_map(size_t{1} << 30));
+  EXPECT_FALSE(hz3_os_can_map(size_t{1} << 46));
+  for (int which : {RLIMIT_AS, RLIMIT_DATA}) {
+    rlimit before;
+    ASSERT_EQ(getrlimit(which, &before), 0);
+    rlimit limited = {size_t{1} << 40, before.rlim_max};
+    ASSERT_EQ(setrlimit(which, &limited), 0);
+    EXPECT_TRUE(hz3_os_can_map(size_t{1} << 30));
+    limited.rlim_cur = size_t{1} << 32;
+    ASSERT_EQ(setrlimit(which, &limited), 0);
+    EXPECT_TRUE(hz3_os_can_map(size_t{1} << 32));
+    EXPECT_FALSE(hz3_os_can_map((size_t{1} << 32) + 1));
+    ASSERT_EQ(setrlimit(which, &before), 0);
+  }
+}
+
 TEST_F(Os, RefusalsAreReported) {
   char *memory = static_cast<char *>(hz3_os_map(nullptr, hz3_os_page_bytes()));
   ASSERT_NE(memory, nullptr);

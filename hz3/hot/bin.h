@@ -19,7 +19,7 @@ struct hz3_bin {
   void **lo;   // slots of the loaded magazine, top of an empty bin
   void *unused;  // 32 bytes: two bins to a cache line, none across two
 };
-HZ3_STATIC_ASSERT(sizeof(struct hz3_bin) == 32, "tags and bin offsets are class * 32");
+HZ3_STATIC_ASSERT(sizeof(struct hz3_bin) == HZ3_TAG_STEP, "a tag is the offset of a bin");
 
 // The block up to 128 KiB that this thread freed last, not in its bin yet: the next free puts it there. The address of that
 // bin's slot is known only after three loads in a row, and later loads of the program wait for such a store on some

@@ -31,7 +31,7 @@ static struct hz3_heap shared_heap = {.state = HZ3_HEAP_SHARED};  // for threads
 static struct hz3_heap *all_heaps = &shared_heap;
 static struct hz3_heap *parked, *oldest_parked, *flushed;  // newest first; flushed: parked, too, and holds nothing
 static size_t parked_bytes, heap_count;
-static unsigned home_count = 1;  // as many as threads can run at once
+static unsigned home_count = 1;  // as many as threads can run at once, if there are so many
 static bool is_initialised, is_hooked, has_exit_key;
 static pthread_key_t exit_key;  // these two before is_initialised
 
@@ -214,7 +214,7 @@ static void initialise(void) {
   hz3_lock_acquire(&heaps_lock);
   if (!is_initialised) {
     hz3_remote_init();
-    home_count = hz3_os_cpu_count();
+    home_count = hz3_min(hz3_os_cpu_count(), HZ3_SPAN_HOMES);
     has_exit_key = pthread_key_create(&exit_key, on_thread_exit) == 0;
     // Release: pairs with the load in start_thread.
     __atomic_store_n(&is_initialised, true, __ATOMIC_RELEASE);

@@ -473,8 +473,8 @@ static struct hz3_large_cache *large_cache(void) {
 
 static HZ3_NOINLINE void *alloc_range(size_t bytes, size_t align, bool zero) {
   void *object = hz3_large_alloc(bytes, align, zero);
-  bool may_ever_be = (bytes | align) >> HZ3_ADDRESS_BITS == 0;
-  struct hz3_heap *heap = object == NULL && may_ever_be ? enter() : NULL;
+  // For what there can never be, nothing is given up: such lengths come from input.
+  struct hz3_heap *heap = object == NULL && hz3_os_can_map(hz3_max(bytes, align)) ? enter() : NULL;
   if (heap != NULL) {
     if (reclaim(heap)) object = hz3_large_alloc(bytes, align, zero);
     leave(heap);

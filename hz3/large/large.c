@@ -23,7 +23,7 @@
 // A split at either end of a range.
 enum { DESCRIPTORS_PER_ALLOC = 2 };
 // For a block below this, as much is mapped at once as a quarter of what is there, so that such blocks lie side by side and
-// share the huge pages at their ends.
+// share the huge pages at their ends. Not if they are to lie far apart.
 #define MAP_ALONE_MIN_BYTES ((size_t)4 * 1024 * 1024)
 #define MAP_AHEAD_MAX_BYTES ((size_t)64 * 1024 * 1024)
 
@@ -55,8 +55,7 @@ static struct hz3_range *carve_locked(struct hz3_range *range, size_t bytes, siz
 }
 
 static struct hz3_range *take_fit_locked(size_t place, size_t align) {
-  size_t slack = align > HZ3_SLICE_BYTES ? align - HZ3_SLICE_BYTES : 0;
-  struct hz3_range *range = hz3_range_take_fit_locked(place + slack);
+  struct hz3_range *range = hz3_range_take_fit_locked(place, align);
   if (range == NULL) return NULL;
   range = carve_locked(range, place, align);
   range->marked_bytes = range->dirty_bytes == place ? place : 0;
@@ -106,9 +105,9 @@ static void end_use_locked(struct hz3_range *range) {
 // Takes the address space of one range (in no list) away, called without the lock. It leaves the neighbours and the dirty
 // marks before the kernel can give its addresses to another mapping. False if the kernel refused: it is then purged.
 static bool unmap_range(struct hz3_range *range) {
-  hz3_lock_acquire(&hz3_ranges.lock);
   hz3_dirty_clear(range->start, range->bytes);
   range->dirty_bytes = 0;
+  hz3_lock_acquire(&hz3_ranges.lock);
   hz3_range_detach_locked(range);
   hz3_take_from_figure(&hz3_ranges.mapped_bytes, range->bytes);
   hz3_ranges.purges++;
@@ -190,8 +189,8 @@ static char *map_below(size_t bytes, size_t align) {
 }
 
 // Mappings are whole huge pages which are asked for: a 15 MiB block then takes 10 page faults instead of 3,840 (docs/decisions/0022).
-static size_t mapping_bytes(size_t bytes) {
-  if (bytes < MAP_ALONE_MIN_BYTES)
+static size_t mapping_bytes(size_t bytes, size_t align) {
+  if (bytes < MAP_ALONE_MIN_BYTES && align <= HZ3_HUGE_PAGE_BYTES)
     bytes = hz3_max(bytes, hz3_min(hz3_read_figure(&hz3_ranges.mapped_bytes) / 4, MAP_AHEAD_MAX_BYTES));
   return bytes < PTRDIFF_MAX / 2 ? hz3_round_up(bytes, HZ3_HUGE_PAGE_BYTES) : bytes;
 }
@@ -206,11 +205,11 @@ static void make_way(size_t bytes) {
   if (keeps_too_little) purge_to(HZ3_RETAIN_MIN_BYTES, SIZE_MAX, false);
 }
 
-static bool map_range(size_t bytes) {
-  size_t wanted = mapping_bytes(bytes);
-  char *start = map_below(wanted, HZ3_HUGE_PAGE_BYTES);
+static bool map_range(size_t bytes, size_t align) {
+  size_t wanted = mapping_bytes(bytes, align);
+  char *start = map_below(wanted, hz3_max(align, HZ3_HUGE_PAGE_BYTES));
   if (start != NULL) bytes = wanted;
-  else start = map_below(bytes, HZ3_SLICE_BYTES);
+  else start = map_below(bytes, align);
   if (start == NULL) return false;
   hz3_huge_pages_ask(start, bytes);
   if (!hz3_page_map_reserve(start, bytes) || !hz3_ranges_lock_with_descriptors(1)) {
@@ -224,19 +223,18 @@ static bool map_range(size_t bytes) {
 }
 
 // False if the kernel gives no more; `count` is that of growths when nothing was found.
-static bool map_more(size_t count, size_t bytes) {
+static bool map_more(size_t count, size_t bytes, size_t align) {
   make_way(bytes);
   if (!hz3_growth_begin(&growth, count)) return true;
-  bool any = map_range(bytes);
+  bool any = map_range(bytes, align);
   hz3_growth_end(&growth, any);
   return any;
 }
 
 static struct hz3_range *alloc_range(size_t bytes, size_t align) {
-  if (bytes > PTRDIFF_MAX || align > PTRDIFF_MAX - bytes) return NULL;
+  if ((bytes | align) >> HZ3_ADDRESS_BITS != 0) return NULL;
   size_t usable = page_round(hz3_max(bytes, 1)), place = placement_bytes(usable);
   align = hz3_max(align, HZ3_SLICE_BYTES);
-  size_t map_bytes = place + (align > HZ3_SLICE_BYTES ? align : 0);
   struct hz3_range *range = NULL;
   size_t growths;
   do {
@@ -244,7 +242,7 @@ static struct hz3_range *alloc_range(size_t bytes, size_t align) {
     if (!hz3_ranges_lock_with_descriptors(DESCRIPTORS_PER_ALLOC)) return NULL;
     range = take_locked(usable, place, align);
     hz3_lock_release(&hz3_ranges.lock);
-  } while (range == NULL && map_more(growths, map_bytes));
+  } while (range == NULL && map_more(growths, place, align));
   return range;
 }
 

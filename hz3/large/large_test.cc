@@ -149,6 +149,18 @@ TEST_F(Large, AlignsUpToAGibibyte) {
   ExpectRangesAreSound();
 }
 
+TEST_F(Large, LittleIsMappedBesideAlignedBlocks) {
+  struct {
+    size_t align, bytes;
+    int count;
+  } const kLoads[] = {{2 * HZ3_MIB, 2 * HZ3_MIB, 200}, {2 * HZ3_MIB, 4 * HZ3_MIB, 100}, {8 * HZ3_MIB, 8 * HZ3_MIB, 50}, {64 * HZ3_MIB, 2 * HZ3_MIB, 20}};
+  for (auto [align, bytes, count] : kLoads) {
+    size_t before = Stats().mapped_bytes, used = static_cast<size_t>(count) * bytes;
+    for (int i = 0; i < count; i++) Alloc(bytes, align);
+    EXPECT_LE(Stats().mapped_bytes - before, used + used / 4) << bytes << " bytes aligned to " << align;
+  }
+}
+
 TEST_F(Large, ImpossibleSizesAreRefused) {
   for (size_t bytes : {SIZE_MAX, SIZE_MAX / 2, SIZE_MAX / 2 + 1, size_t{PTRDIFF_MAX}, size_t{1} << 60}) {
     EXPECT_EQ(hz3_large_alloc(bytes, 1, false), nullptr) << bytes;
@@ -377,6 +389,20 @@ TEST_F(LargeCache, KeptMemoryIsCleared) {
   EXPECT_TRUE(IsFilled(Alloc(4 * HZ3_MIB, 1, true), 4 * HZ3_MIB, 0)) << "nor is it forgotten when it leaves";
 }
 
+// A fresh block takes the place of the one that was kept: nobody has marked yet what it holds.
+TEST_F(LargeCache, WhatAFreshBlockHoldsIsCleared) {
+  hz3_large_cache cache = {};
+  Teach(&cache, {4 * HZ3_MIB});
+  Alloc(8 * HZ3_MIB);  // nothing else is free
+  void *kept = hz3_large_cache_take(&cache, 4 * HZ3_MIB, 1, false), *fresh = hz3_large_alloc(4 * HZ3_MIB, 1, false);
+  memset(fresh, 1, 4 * HZ3_MIB);
+  ASSERT_TRUE(hz3_large_cache_put(&cache, fresh));
+  ASSERT_EQ(hz3_large_cache_take(&cache, 4 * HZ3_MIB, 1, true), fresh);
+  EXPECT_TRUE(IsFilled(static_cast<char *>(fresh), 4 * HZ3_MIB, 0));
+  for (void *block : {kept, fresh}) Put(&cache, block);
+  hz3_large_cache_flush(&cache);
+}
+
 TEST_F(LargeCache, AllThreadsTogetherKeepALimitedAmount) {
   std::vector<hz3_large_cache> caches(20);
   for (int round = 0; round < 2; round++) {
@@ -469,6 +495,22 @@ TEST_F(Large, WhatASmallerSizeHidesStaysDirty) {
   EXPECT_TRUE(Resize(block, 3 * HZ3_MIB));
   Free(block);
   EXPECT_TRUE(IsFilled(Alloc(4 * HZ3_MIB, 1, true), 4 * HZ3_MIB, 0));
+}
+
+// A block known to be dirty as a whole loses its end, which is purged, and grows into it again.
+TEST_F(Large, WhatItGrowsIntoIsDirtyOnceItIsWritten) {
+  char *block = Alloc(32 * HZ3_MIB);
+  for (int round = 0; round < 2; round++) {
+    memset(block, 1, 32 * HZ3_MIB);
+    Free(block);
+    block = Alloc(32 * HZ3_MIB);
+  }
+  EXPECT_TRUE(Resize(block, 4 * HZ3_MIB));
+  hz3_large_trim(false);
+  ASSERT_TRUE(Resize(block, 32 * HZ3_MIB));
+  memset(block, 1, 32 * HZ3_MIB);
+  Free(block);
+  EXPECT_TRUE(IsFilled(Alloc(32 * HZ3_MIB, 1, true), 32 * HZ3_MIB, 0));
 }
 
 class LargeGrow : public Large, public testing::WithParamInterface<size_t> {};

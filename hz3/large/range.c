@@ -102,22 +102,22 @@ void hz3_range_take_locked(struct hz3_range *range) {
 }
 
 // The smallest of the first few ranges of the bin that fit, the lowest address among equals.
-static struct hz3_range *best_in_bin(unsigned bin, size_t bytes) {
+static struct hz3_range *best_in_bin(unsigned bin, size_t bytes, size_t align) {
   struct hz3_range *best = NULL, *range = hz3_ranges.bins[bin];
   for (int tries = FIT_TRIES; range != NULL && tries > 0; range = range->bin_next, tries--) {
-    if (range->bytes < bytes) continue;
+    if (hz3_round_up((uintptr_t)range->start, align) + bytes > (uintptr_t)range->start + range->bytes) continue;
     if (best == NULL || range->bytes < best->bytes || (range->bytes == best->bytes && range->start < best->start)) best = range;
   }
   return best;
 }
 
-struct hz3_range *hz3_range_take_fit_locked(size_t bytes) {
+struct hz3_range *hz3_range_take_fit_locked(size_t bytes, size_t align) {
   unsigned bin = bin_of(bytes);
   struct hz3_range *found = NULL;
   for (unsigned word = bin / 64; found == NULL && word < HZ3_RANGE_WORDS; word++) {
     uint64_t bits = hz3_ranges.bin_bits[word];
     if (word == bin / 64) bits &= ~(uint64_t)0 << (bin % 64);
-    for (; found == NULL && bits != 0; bits &= bits - 1) found = best_in_bin(word * 64 + (unsigned)__builtin_ctzll(bits), bytes);
+    for (; found == NULL && bits != 0; bits &= bits - 1) found = best_in_bin(word * 64 + (unsigned)__builtin_ctzll(bits), bytes, align);
   }
   if (found != NULL) hz3_range_take_locked(found);
   return found;

@@ -63,8 +63,8 @@ extern struct hz3_ranges hz3_ranges;
 // of memory.
 bool hz3_ranges_lock_with_descriptors(unsigned count);
 
-// The tightest free range of at least `bytes`, taken off the free lists; NULL if none.
-struct hz3_range *hz3_range_take_fit_locked(size_t bytes);
+// The tightest free range with `bytes` from a multiple of `align` on, taken off the free lists; NULL if none.
+struct hz3_range *hz3_range_take_fit_locked(size_t bytes, size_t align);
 void hz3_range_take_locked(struct hz3_range *range);  // this free range, off the free lists
 // Cuts the range after `bytes`; the new right part has no state yet. A spare descriptor must exist.
 struct hz3_range *hz3_range_split_locked(struct hz3_range *range, size_t bytes);

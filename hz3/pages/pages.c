@@ -13,9 +13,9 @@
 #include "hz3/pages/object_map.h"
 #include "hz3/pages/page_map.h"
 #include "hz3/pages/pages_internal.h"
+#include "hz3/pages/tag_map.h"
 
-// A bin is 32 bytes (asserted in hot/bin.h), so a class's tag is its bin's byte offset.
-enum { TAG_BYTES_PER_CLASS = 32, MAX_CHUNKS_PER_MAP = 16, FIT_TRIES = 4 };
+enum { MAX_CHUNKS_PER_MAP = 16, FIT_TRIES = 4 };
 // The checked lane puts a page without access behind each mapping of chunks. Each guard takes two of the process's
 // mappings (65,530 by default), so only the first chunks are mapped one by one, and far out there are no guards.
 enum { SINGLE_CHUNKS = 64, GUARDED_CHUNKS = 256 * 1024 };
@@ -133,7 +133,7 @@ static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, boo
   span->home = (uint8_t)home;
   span->is_clean = dirty == 0;
   span->is_closed = closed != 0;
-  int tag = (int)size_class * TAG_BYTES_PER_CLASS;
+  int tag = (int)size_class * HZ3_TAG_STEP;
   hz3_tag_map_set_locked(span->base, count, size_class <= HZ3_TABLE_CLASS_LAST ? tag : -tag);
   return span;
 }
@@ -189,6 +189,7 @@ static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, uint64_t dir
   chunk->purged = chunk->refused = 0;
   chunk->huge = is_huge ? ~(uint64_t)0 : 0;
   chunk->closed = is_closed ? ~(uint64_t)0 : 0;
+  __builtin_memset(chunk->used_by, 0, sizeof chunk->used_by);
   hz3_chunk_join_locked(chunk);
   hz3_add_to_figure(&hz3_pages.chunks, 1);
   hz3_pages.free_slices += HZ3_CHUNK_SLICES;

@@ -19,6 +19,8 @@ struct hz3_tag_map {
   int16_t tags[];
 };
 
+enum { HZ3_TAG_STEP = 32 };  // the tag of a class is so many times its number, a bin's bytes
+
 extern const struct hz3_tag_map *hz3_tag_map;  // never NULL; empty until the first chunk
 
 // 0 outside the window, for any pointer value.

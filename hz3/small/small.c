@@ -47,7 +47,6 @@ static struct hz3_span *take_over(unsigned size_class, unsigned home, size_t *li
 
 size_t hz3_small_fetch(unsigned home, unsigned size_class, void **out, size_t count) {
   bool is_clean;  // of no use: nobody asks for the zeroes of small blocks
-  home %= HZ3_SPAN_HOMES;
   note_home(home);
   size_t got = hz3_span_store_fetch(&stores[size_class][home], out, count, &is_clean), live = 0;
   if (got > 0) return got;

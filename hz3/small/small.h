@@ -12,7 +12,7 @@
 HZ3_BEGIN_DECLS
 
 // Writes up to `count` objects of the class to out and returns how many; 0 only when the kernel gives no more memory. Callers
-// with different homes (any number) get objects of different spans while there is memory.
+// with different homes (below HZ3_SPAN_HOMES) get objects of different spans while there is memory.
 size_t hz3_small_fetch(unsigned home, unsigned size_class, void **out, size_t count);
 // Takes objects back. A block that is already free, or no block, ends the process. Spans that become free go back. Thread-safe;
 // what `objects` holds afterwards is not said.

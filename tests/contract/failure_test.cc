@@ -6,10 +6,12 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "tests/support/malloc_names.h"
@@ -181,6 +183,25 @@ TEST(Failure, FailuresCostNoMemory) {
     ASSERT_EQ(memalign(1 << 20, max - 5), nullptr);
   }
   EXPECT_LE(hz3_test::status_kb("VmSize") - before, 1024);
+}
+
+// A length from input that there can never be memory for does not cost the program its caches.
+TEST(Failure, ImpossibleSizesLeaveTheCachesAlone) {
+  std::vector<void*> blocks(30000);
+  auto faults_of = [&](size_t impossible) {
+    rusage before, after;
+    getrusage(RUSAGE_SELF, &before);
+    for (int round = 0; round < 20; round++) {
+      for (void*& p : blocks) *static_cast<char*>(p = malloc(400)) = 1;
+      for (void* p : blocks) free(p);
+      if (impossible != 0) free(malloc(impossible));
+    }
+    getrusage(RUSAGE_SELF, &after);
+    return after.ru_minflt - before.ru_minflt;
+  };
+  faults_of(0);
+  long without = faults_of(0);
+  for (size_t impossible : {size_t{1} << 41, size_t{1} << 46}) EXPECT_LE(faults_of(impossible), 2 * without + 2000) << impossible;
 }
 
 TEST(Failure, FreeKeepsErrno) {
