@@ -26,6 +26,9 @@ enum { DESCRIPTORS_PER_ALLOC = 2 };
 // share the huge pages at their ends. Not if they are to lie far apart.
 #define MAP_ALONE_MIN_BYTES ((size_t)4 * 1024 * 1024)
 #define MAP_AHEAD_MAX_BYTES ((size_t)64 * 1024 * 1024)
+// A block of that size and more has its last huge page only if it fills half of it: of what is left over nobody may ever use anything. That
+// makes up to two of the process's mappings (65,530 by default) for each block, so not any more when so much is mapped.
+#define SMALL_ENDS_MAX_BYTES ((size_t)16 * 1024 * 1024 * 1024)
 
 static struct hz3_growth growth = HZ3_GROWTH_INIT(HZ3_RANK_LARGE_GROWTH);
 
@@ -195,6 +198,12 @@ static size_t mapping_bytes(size_t bytes, size_t align) {
   return bytes < PTRDIFF_MAX / 2 ? hz3_round_up(bytes, HZ3_HUGE_PAGE_BYTES) : bytes;
 }
 
+// How much of a mapping is to ask for huge pages, if it is for a block of so many bytes.
+static size_t huge_bytes(size_t bytes, size_t mapped_bytes) {
+  if (bytes < MAP_ALONE_MIN_BYTES || hz3_read_figure(&hz3_ranges.mapped_bytes) > SMALL_ENDS_MAX_BYTES) return mapped_bytes;
+  return hz3_min(hz3_round_down(bytes + HZ3_HUGE_PAGE_BYTES / 2, HZ3_HUGE_PAGE_BYTES), mapped_bytes);
+}
+
 // Before more is mapped for a block.
 static void make_way(size_t bytes) {
   hz3_lock_acquire(&hz3_ranges.lock);
@@ -206,12 +215,12 @@ static void make_way(size_t bytes) {
 }
 
 static bool map_range(size_t bytes, size_t align) {
-  size_t wanted = mapping_bytes(bytes, align);
+  size_t wanted = mapping_bytes(bytes, align), block_bytes = bytes;
   char *start = map_below(wanted, hz3_max(align, HZ3_HUGE_PAGE_BYTES));
   if (start != NULL) bytes = wanted;
   else start = map_below(bytes, align);
   if (start == NULL) return false;
-  hz3_huge_pages_ask(start, bytes);
+  hz3_huge_pages_ask(start, huge_bytes(block_bytes, bytes));
   if (!hz3_page_map_reserve(start, bytes) || !hz3_ranges_lock_with_descriptors(1)) {
     hz3_os_unmap(start, bytes);
     return false;

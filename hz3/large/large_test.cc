@@ -13,8 +13,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <map>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -159,6 +161,23 @@ TEST_F(Large, LittleIsMappedBesideAlignedBlocks) {
     for (int i = 0; i < count; i++) Alloc(bytes, align);
     EXPECT_LE(Stats().mapped_bytes - before, used + used / 4) << bytes << " bytes aligned to " << align;
   }
+}
+
+// Whether one of the kernel's mappings starts there: what asks for huge pages and what does not are two.
+bool StartsAMapping(const void *start) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (std::stoul(line, nullptr, 16) == reinterpret_cast<uintptr_t>(start)) return true;
+  }
+  return false;
+}
+
+// The last huge page of a block would be resident for good, though nobody may ever use what is left of it.
+TEST_F(Large, TheLastHugePageIsForBlocksThatFillHalfOfIt) {
+  EXPECT_TRUE(StartsAMapping(Alloc(4 * HZ3_MIB + 16) + 4 * HZ3_MIB));
+  EXPECT_TRUE(StartsAMapping(Alloc(14 * HZ3_MIB + HZ3_MIB / 2) + 14 * HZ3_MIB));
+  EXPECT_FALSE(StartsAMapping(Alloc(5 * HZ3_MIB) + 4 * HZ3_MIB));
+  EXPECT_FALSE(StartsAMapping(Alloc(2 * HZ3_MIB + 16) + 2 * HZ3_MIB)) << "others will lie beside it";
 }
 
 TEST_F(Large, ImpossibleSizesAreRefused) {
