@@ -73,7 +73,7 @@ size_t hz3_idle_keep(size_t dirty_bytes, size_t low_water_bytes);
 // to time. Bytes from the start that have huge pages now, or get them when touched. Thread-safe; keeps errno.
 size_t hz3_huge_pages_ask(char *start, size_t bytes);
 
-// Whether at the last tick, or since, there was more dirty free memory than needed, and none was purged too early since: a
+// Whether at the last tick, or since, there was much more dirty free memory than needed, and none was purged too early since: a
 // hint, lock-free.
 bool hz3_pages_is_giving_back(void);
 // Objects of a span are handed out again of which pages were purged at that time. If that was too early, ticks do not start

@@ -490,6 +490,21 @@ TEST_F(Pages, TicksGiveHalfOfWhatNobodyNeeded) {
   EXPECT_LT(Stats().dirty_bytes, dirty);
 }
 
+TEST_F(Pages, LittleIdleMemoryIsNoReasonToPurgeWithinSpans) {
+  if (HZ3_RETAIN_MIN_BYTES < 4 * HZ3_MIB) GTEST_SKIP() << "so much is never kept";
+  for (size_t slices : {30, 40}) {
+    std::vector<hz3_span *> spans;
+    for (size_t i = 0; i < slices; i++) spans.push_back(Alloc(kSliceClass));
+    for (hz3_span *span : spans) Free(span);
+    hz3_pages_purge_idle();
+    hz3_pages.hollow_regret_ms = 0;
+    hz3_pages_purge_idle();
+    EXPECT_EQ(Stats().dirty_bytes, slices * HZ3_SLICE_BYTES / 2);
+    EXPECT_EQ(hz3_pages_is_giving_back(), slices == 40) << "half of " << slices << " slices goes";
+    hz3_pages_trim(true);
+  }
+}
+
 TEST_F(Pages, LockedMemoryStaysDirty) {
   hz3_span *span = Alloc(kSliceClass);
   char *base = span->base;

@@ -13,6 +13,8 @@ enum { REGRET_MS = 1000 };
 enum { LOW_SHARE = 8 };
 // A tick may keep its caller waiting for the purge of so much, 1 to 2 ms.
 enum { IDLE_PURGE_MOST_BYTES = 32 * HZ3_MIB };
+// A tick that finds less than this is no reason to purge within spans, too: of a small heap that mostly comes back at once.
+enum { GIVING_BACK_MIN_BYTES = HZ3_MIB };
 // Among so many of the chunks that have been dirty longest, one with a free half is looked for.
 enum { HALF_TRIES = 16 };
 
@@ -175,8 +177,8 @@ void hz3_pages_purge_idle(void) {
   size_t keep_bytes = hz3_idle_keep(hz3_pages.dirty_slices * HZ3_SLICE_BYTES, hz3_pages.dirty_low_water * HZ3_SLICE_BYTES);
   size_t keep = hz3_round_up(keep_bytes, HZ3_SLICE_BYTES) / HZ3_SLICE_BYTES;
   bool is_early = hz3_os_now_ms() - __atomic_load_n(&hz3_pages.hollow_regret_ms, __ATOMIC_RELAXED) <= REGRET_MS;
-  hz3_pages_set_giving_back(hz3_pages.dirty_slices > keep && !is_early);
   size_t left = hz3_pages.dirty_slices - keep;  // not also what others free meanwhile
+  hz3_pages_set_giving_back(left * HZ3_SLICE_BYTES >= GIVING_BACK_MIN_BYTES && !is_early);
   for (unsigned slices; left > 0 && hz3_pages.dirty_slices > keep && purge_oldest_locked(&slices);) left -= hz3_min(left, slices);
   hz3_pages.dirty_low_water = hz3_pages.dirty_slices;
   hz3_lock_release(&hz3_pages.lock);
