@@ -14,7 +14,7 @@ enum { LOW_SHARE = 8 };
 // A tick may keep its caller waiting for the purge of so much, 1 to 2 ms.
 enum { IDLE_PURGE_MOST_BYTES = 32 * HZ3_MIB };
 // A tick that finds less than this is no reason to purge within spans, too: of a small heap that mostly comes back at once.
-enum { GIVING_BACK_MIN_BYTES = HZ3_MIB };
+enum { GIVING_BACK_MIN_BYTES = HZ3_RETAIN_MIN_BYTES / 8 };
 // Among so many of the chunks that have been dirty longest, one with a free half is looked for.
 enum { HALF_TRIES = 16 };
 
