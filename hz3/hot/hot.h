@@ -17,7 +17,8 @@ void *hz3_aligned_alloc(size_t align, size_t bytes);
 void *hz3_realloc(void *pointer, size_t bytes);
 // Bytes the user may use; 0 for NULL. Constant for the block's life.
 size_t hz3_usable_size(const void *pointer);
-// Gives every free byte that no other running thread caches back to the kernel. True if anything was given back.
+// Gives every whole page in which there is nothing but what is free, and what no other running thread caches, back to the kernel (`checked`:
+// every free slice). True if anything was given back. Thread-safe.
 bool hz3_trim(void);
 
 // A consistent enough picture for humans and mallinfo2: counters are read without stopping other threads.

@@ -726,10 +726,19 @@ void *hz3_realloc(void *pointer, size_t bytes) {
   return realloc_in_class(pointer, class_of_tag(tag), bytes);
 }
 
+// Not where memory was refused: what the kernel refuses then is mappings, of which these pages stay part, and while a span is
+// purged, other threads that are out of memory would not find the room in it.
+static bool purge_inside_spans(void) {
+  bool any = false;
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) any |= hz3_class_purge(c);
+  return any;
+}
+
 bool hz3_trim(void) {
   struct hz3_heap *heap = enter();
   if (heap == NULL) return false;
   bool any = reclaim(heap);
+  any |= purge_inside_spans();
   leave(heap);
   return any;
 }

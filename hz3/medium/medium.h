@@ -16,6 +16,8 @@ HZ3_BEGIN_DECLS
 size_t hz3_medium_fetch(unsigned size_class, void **out, size_t count, bool *is_clean);
 // As hz3_small_release.
 void hz3_medium_release(unsigned size_class, void **objects, size_t count);
+// As hz3_small_purge.
+bool hz3_medium_purge(unsigned size_class);
 
 size_t hz3_medium_live_objects(unsigned size_class);
 size_t hz3_medium_spans(unsigned size_class);

@@ -287,6 +287,7 @@ static struct hz3_span *alloc_span(unsigned size_class, unsigned home, bool only
   span->free_word = 0;
   span->free_count = span->carved = span->settle_at = span->purged_ms = 0;
   span->list = HZ3_SPAN_NO_LIST;
+  span->is_purged = false;
   span->size_class = (uint16_t)size_class;
   hz3_page_map_set_span(span);
   return span;

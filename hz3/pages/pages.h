@@ -17,19 +17,20 @@ enum { HZ3_SPAN_NO_LIST = 255, HZ3_SPAN_HOMES = 8 };
 // While it is allocated, the fields belong to the box that allocated it, under that box's lock, except those that pages alone
 // writes: `base`, `size_class`, `first_slice`, `slices`, `is_clean` and `is_closed`.
 struct hz3_span {
-  struct hz3_span *next, *prev;  // list of spans with room
+  struct hz3_span *next, *prev;  // list of spans with room; before the first is the last
   char *base;
   uint64_t *free_words;  // one bit per object that came back
   uint64_t free_word;    // where 64 bits are enough
   uint32_t free_count;  // bits set
   uint32_t carved;      // objects [0, carved) were handed out at least once, the rest is untouched memory
   uint32_t settle_at;   // free_count from which on its list, or what becomes of it, is to be looked at
-  uint32_t purged_ms;   // when the pages between its objects were purged; 0 if they were not, or are in use again
+  uint32_t purged_ms;   // when the pages between its objects were purged, as those of a hollow span; 0 if they were not, or are in use again
   uint16_t size_class;  // 0: not a span
   uint8_t first_slice, slices;
   uint8_t list;   // index of the list it is on, HZ3_SPAN_NO_LIST if on none
-  bool is_clean;  // memory from `carved` on is known to be zero
-  bool is_closed;  // while it is being allocated: some of it has no access yet
+  bool is_clean : 1;   // memory from `carved` on is known to be zero
+  bool is_closed : 1;  // while it is being allocated: some of it has no access yet
+  bool is_purged;  // every whole page between its objects was given back, and none of them came back since
   uint8_t home;    // of those who fetch from it
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_span) <= 64, "one span descriptor per cache line");

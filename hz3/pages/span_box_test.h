@@ -8,11 +8,14 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_set>
@@ -28,6 +31,7 @@
 struct SpanBox {
   size_t (*fetch)(unsigned home, unsigned size_class, void **out, size_t count);
   void (*release)(unsigned size_class, void **objects, size_t count);
+  bool (*purge)(unsigned size_class);
   size_t (*live_objects)(unsigned size_class);
   size_t (*spans)(unsigned size_class);
   void (*fork_prepare)();
@@ -251,6 +255,135 @@ TEST_P(SpanBoxTest, HollowSpansGiveTheirPagesBack) {
   EXPECT_EQ(kBox.spans(c_), kSpans);
   hz3_pages_purge_idle();
   EXPECT_FALSE(hz3_pages_is_giving_back()) << "that was early";
+}
+
+// Half of the objects, and what was never handed out, whatever the order in which they went: no page stays but those of live objects.
+TEST_P(SpanBoxTest, PurgeGivesBackEveryPageBetweenObjects) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "the pattern in free blocks stays";
+  const size_t page = hz3_os_page_bytes(), span_bytes = hz3_size_classes[c_].slices * HZ3_SLICE_BYTES;
+  std::vector<void *> dirty = Fetch(5 * per_span_);
+  for (void *object : dirty) memset(object, 0xa5, bytes_);
+  ReleaseAll();
+  std::vector<void *> objects = Fetch(4 * per_span_ + per_span_ / 2);
+  for (void *object : objects) memset(object, 0x5a, bytes_);
+  std::mt19937 random(c_);
+  std::sort(objects.begin(), objects.end());
+  std::set<char *> pages, spans, full;
+  std::vector<void *> gone;
+  for (size_t i = 0; i < objects.size(); i++) {  // runs of small objects, so that there are whole pages between them
+    if (i % std::max<size_t>(1, 2 * page / bytes_) == 0 && random() % 2 == 0)
+      for (size_t j = i; j < std::min(objects.size(), i + std::max<size_t>(1, 2 * page / bytes_)); j++) gone.push_back(objects[j]);
+  }
+  std::shuffle(gone.begin(), gone.end(), random);
+  for (void *object : gone) Release({object});
+  for (void *object : live_) {
+    char *block = static_cast<char *>(object);
+    hz3_span *span = hz3_pages_span_of(object);
+    if (span->list == HZ3_SPAN_NO_LIST) full.insert(span->base);
+    spans.insert(span->base);
+    for (char *at = span->base; at < span->base + span_bytes; at += page)
+      if (at + page > block && at < block + bytes_) pages.insert(at);
+  }
+  bool any = std::any_of(spans.begin(), spans.end(), [&](char *base) {
+    for (char *at = base; at < base + span_bytes; at += page)
+      if (full.count(base) == 0 && IsResident(at) && pages.count(at) == 0) return true;
+    return false;
+  });
+  EXPECT_EQ(kBox.purge(c_), any);
+  for (char *base : spans)
+    for (char *at = base; full.count(base) == 0 && at < base + span_bytes; at += page) EXPECT_EQ(IsResident(at), pages.count(at) == 1);
+  for (void *object : live_)
+    for (size_t i = 0; i < bytes_; i++) ASSERT_EQ(static_cast<char *>(object)[i], 0x5a);
+  EXPECT_FALSE(kBox.purge(c_)) << "nothing came back since";
+  size_t held = kBox.spans(c_), room = held * per_span_ - live_.size();
+  EXPECT_EQ(Fetch(room).size(), room) << "their objects are served again";
+  EXPECT_EQ(kBox.spans(c_), held);
+}
+
+// An object that comes back makes its span worth another purge, and only that; what is live and what comes again is no reason.
+TEST_P(SpanBoxTest, PurgeSaysWhetherThereWasAnything) {
+  if (HZ3_CHECKED || per_span_ < 4) GTEST_SKIP() << "no spans with some objects out, or a pattern that stays";
+  EXPECT_FALSE(kBox.purge(c_)) << "there is no span";
+  std::vector<void *> objects = Fetch(3 * per_span_);
+  for (void *object : objects) memset(object, 1, bytes_);
+  std::sort(objects.begin(), objects.end());
+  EXPECT_FALSE(kBox.purge(c_)) << "there is no room";
+  const size_t kept = per_span_ / 4 + 1;  // more than in a hollow span
+  for (size_t span = 0; span < 3; span++) {
+    auto first = objects.begin() + static_cast<ptrdiff_t>(span * per_span_);
+    Release({first + static_cast<ptrdiff_t>(kept), first + static_cast<ptrdiff_t>(per_span_)});
+  }
+  EXPECT_TRUE(kBox.purge(c_));
+  EXPECT_FALSE(kBox.purge(c_));
+  std::vector<void *> again = Fetch(per_span_ - kept);
+  EXPECT_FALSE(kBox.purge(c_));
+  Release(again);
+  EXPECT_TRUE(kBox.purge(c_));
+  EXPECT_FALSE(kBox.purge(c_));
+  hz3_pages_purge_idle();
+  StartGivingBack();
+  EXPECT_TRUE(hz3_pages_is_giving_back()) << "no purge that was asked for is too early";
+}
+
+// Memory that the user has locked stays, and keeps nothing else; once it is unlocked, the next purge takes it.
+TEST_P(SpanBoxTest, PurgeGoesOnWhereMemoryIsLocked) {
+  const size_t page = hz3_os_page_bytes();
+  if (HZ3_CHECKED || per_span_ < 4 || bytes_ < 2 * page) GTEST_SKIP() << "no page of an object's own";
+  std::vector<void *> objects = Fetch(4);
+  std::sort(objects.begin(), objects.end());
+  for (void *object : objects) memset(object, 1, bytes_);
+  auto whole_page = [page](void *object) {
+    return reinterpret_cast<char *>(hz3_round_up(reinterpret_cast<uintptr_t>(object), page));
+  };
+  char *locked = whole_page(objects[0]), *other = whole_page(objects[2]);
+  // The call itself: ThreadSanitizer's function does nothing.
+  if (syscall(SYS_mlock, locked, page) != 0) GTEST_SKIP() << "locking is not allowed";
+  Release({objects[0], objects[2]});
+  EXPECT_TRUE(kBox.purge(c_));
+  EXPECT_TRUE(IsResident(locked));
+  EXPECT_FALSE(IsResident(other));
+  ASSERT_EQ(syscall(SYS_munlock, locked, page), 0);
+  EXPECT_TRUE(kBox.purge(c_));
+  EXPECT_FALSE(IsResident(locked));
+  EXPECT_FALSE(kBox.purge(c_));
+}
+
+// What one thread holds stays as it is, while another one purges all the time, and a third one as well.
+TEST_P(SpanBoxTest, PurgeWorksWhileOthersDo) {
+  const size_t kMost = std::max<size_t>(2, std::min<size_t>(2 * per_span_, 2 * HZ3_MIB / bytes_));
+  std::atomic<bool> stop{false};
+  std::atomic<int> spoiled{0};
+  std::mutex left_lock;
+  std::vector<std::thread> threads, purgers;
+  for (int t = 0; t < 2; t++) purgers.emplace_back([&] { while (!stop) kBox.purge(c_); });
+  for (unsigned t = 1; t <= 2; t++) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(t);
+      std::vector<void *> held, batch(kMost);
+      for (int round = 0; round < 60; round++) {
+        size_t got = held.size() > kMost ? 0 : kBox.fetch(t % 2, c_, batch.data(), 1 + random() % kMost);
+        for (size_t i = 0; i < got; i++) {
+          memset(batch[i], static_cast<int>(t), bytes_);
+          held.push_back(batch[i]);
+        }
+        std::shuffle(held.begin(), held.end(), random);
+        size_t kept = random() % (held.size() + 1);
+        for (size_t i = kept; i < held.size(); i++) {
+          const char *block = static_cast<char *>(held[i]);
+          if (block[0] != static_cast<char>(t) || memcmp(block, block + 1, bytes_ - 1) != 0) spoiled++;
+        }
+        if (kept < held.size()) kBox.release(c_, &held[kept], held.size() - kept);
+        held.resize(kept);
+      }
+      std::lock_guard<std::mutex> guard(left_lock);
+      live_.insert(held.begin(), held.end());
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  stop = true;
+  for (std::thread &thread : purgers) thread.join();
+  EXPECT_EQ(spoiled, 0);
+  EXPECT_EQ(kBox.live_objects(c_), live_.size());
 }
 
 TEST_P(SpanBoxTest, ThreadsGetEveryObjectOnce) {

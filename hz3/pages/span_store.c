@@ -13,17 +13,30 @@ enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that 
 // the objects go, too, and once more when one is left. Those left mostly are in the caches of threads that may stay silent
 // (docs/decisions/0023).
 enum { HOLLOW_OBJECTS = 4 };
+enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
 
 static size_t room_of(const struct hz3_span *span) {
   return span->free_count + (hz3_size_classes[span->size_class].objects - span->carved);
 }
 
+// The first of a list points back to the last, so that a walk can take from the end while others fetch from the front.
 static void unlink_locked(struct hz3_span_store *store, struct hz3_span *span) {
   if (span->list == HZ3_SPAN_NO_LIST) return;
-  if (span->prev != NULL) span->prev->next = span->next;
-  else store->lists[span->list] = span->next;
-  if (span->next != NULL) span->next->prev = span->prev;
+  struct hz3_span **first = &store->lists[span->list];
+  if (span == *first) *first = span->next;
+  else span->prev->next = span->next;
+  struct hz3_span *behind = span->next != NULL ? span->next : *first;
+  if (behind != NULL) behind->prev = span->prev;
   span->list = HZ3_SPAN_NO_LIST;
+}
+
+static void link_locked(struct hz3_span_store *store, struct hz3_span *span, uint8_t list) {
+  struct hz3_span *first = store->lists[list];
+  span->next = first;
+  span->prev = first != NULL ? first->prev : span;
+  if (first != NULL) first->prev = span;
+  store->lists[list] = span;
+  span->list = list;
 }
 
 // The free count at which a span on `list` is to be looked at again: when the next list is due, or when it is hollow, and then
@@ -43,12 +56,7 @@ static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   span->settle_at = list == HZ3_SPAN_NO_LIST ? 0 : next_settle(span, list, objects);
   if (list == span->list) return;
   unlink_locked(store, span);
-  if (list == HZ3_SPAN_NO_LIST) return;
-  span->prev = NULL;
-  span->next = store->lists[list];
-  if (span->next != NULL) span->next->prev = span;
-  store->lists[list] = span;
-  span->list = list;
+  if (list != HZ3_SPAN_NO_LIST) link_locked(store, span, list);
 }
 
 static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
@@ -210,52 +218,105 @@ static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_
     return;
   }
   unlist_locked(store, span);
+  span->purged_ms = (uint32_t)hz3_max((uint32_t)hz3_os_now_ms(), 1);
   span->next = off->hollow;
   off->hollow = span;
 }
 
-// The objects of a hollow span that are out, in order. Those that come back meanwhile are not missed.
-static size_t objects_out_locked(const struct hz3_span *span, uint32_t *out) {
-  size_t count = 0;
-  for (uint32_t w = 0; w * 64 < span->carved; w++) {
-    uint64_t word = ~span->free_words[w];
-    if (span->carved - w * 64 < 64) word &= ((uint64_t)1 << (span->carved - w * 64)) - 1;
-    for (; word != 0; word &= word - 1) out[count++] = w * 64 + (uint32_t)__builtin_ctzll(word);
-  }
-  return count;
+// Which objects are out, one bit each. Those that come back later are not missed. Returns how many words that takes.
+static size_t objects_out_locked(const struct hz3_span *span, uint64_t *out) {
+  size_t words = (span->carved + 63) / 64;
+  for (size_t w = 0; w < words; w++) out[w] = ~span->free_words[w];
+  if (span->carved % 64 != 0) out[words - 1] &= ((uint64_t)1 << span->carved % 64) - 1;
+  return words;
 }
 
-static void purge_between(char *start, char *end) {
+struct purge_result {
+  bool any, is_refused;  // some of the memory was given back; some is locked by the user
+};
+
+static void purge_between(char *start, char *end, struct purge_result *result) {
   uintptr_t page = hz3_os_page_bytes(), first = hz3_round_up((uintptr_t)start, page), last = (uintptr_t)end & ~(page - 1);
-  if (first < last) hz3_os_purge((void *)first, last - first);
+  if (first >= last) return;
+  if (hz3_os_purge((void *)first, last - first)) result->any = true;
+  else result->is_refused = true;
+}
+
+// Where there is nothing to give back any more: clean memory was never touched, but a huge page may have made it resident.
+static char *resident_end(const struct hz3_span *span, size_t carved) {
+  size_t page = hz3_os_page_bytes();
+  char *end = span->base + span->slices * HZ3_SLICE_BYTES;
+  char *untouched = span->base + hz3_round_up(carved * hz3_size_classes[span->size_class].bytes, page);
+  return span->is_clean && untouched < end && !hz3_os_is_resident(end - page) ? untouched : end;
+}
+
+// Gives back every whole page between the objects of a span that is off the lists, and puts it back where its objects say: nobody
+// fetches from it meanwhile, objects still come back. No lock is held around the system calls. Whether the kernel took anything.
+static bool purge_inside(struct hz3_span_store *store, struct hz3_span *span, struct off_list *off) {
+  uint64_t out[MOST_WORDS];
+  hz3_lock_acquire(&store->lock);
+  size_t words = objects_out_locked(span, out), carved = span->carved, bytes = hz3_size_classes[span->size_class].bytes;
+  span->is_purged = true;  // before, so that whatever comes back from here on is noticed
+  hz3_lock_release(&store->lock);
+  struct purge_result result = {false, false};
+  char *at = span->base;
+  for (size_t w = 0; w < words; w++) {
+    for (uint64_t word = out[w]; word != 0; word &= word - 1) {
+      char *object = span->base + (w * 64 + (size_t)__builtin_ctzll(word)) * bytes;
+      purge_between(at, object, &result);
+      at = object + bytes;
+    }
+  }
+  purge_between(at, resident_end(span, carved), &result);
+  hz3_lock_acquire(&store->lock);
+  if (result.is_refused) span->is_purged = false;  // what is locked may not be later
+  span->list = HZ3_SPAN_NO_LIST;
+  place_locked(store, span, off);
+  hz3_lock_release(&store->lock);
+  return result.any;
 }
 
 static void purge_hollow(struct hz3_span_store *stores, struct off_list *off) {
   while (off->hollow != NULL) {
     struct hz3_span *span = off->hollow;
-    struct hz3_span_store *store = &stores[home_of(span)];
     off->hollow = span->next;
-    uint32_t out[HOLLOW_OBJECTS];
-    hz3_lock_acquire(&store->lock);
-    size_t count = objects_out_locked(span, out), bytes = hz3_size_classes[span->size_class].bytes;
-    hz3_lock_release(&store->lock);
-    char *base = span->base, *at = base;
-    for (size_t i = 0; i < count; i++) {
-      purge_between(at, base + out[i] * bytes);
-      at = base + (out[i] + 1) * bytes;
-    }
-    purge_between(at, base + span->slices * HZ3_SLICE_BYTES);
-    hz3_lock_acquire(&store->lock);
-    span->purged_ms = (uint32_t)hz3_max((uint32_t)hz3_os_now_ms(), 1);
-    span->list = HZ3_SPAN_NO_LIST;
-    place_locked(store, span, off);
-    hz3_lock_release(&store->lock);
+    purge_inside(&stores[home_of(span)], span, off);
   }
+}
+
+// Takes the last span of a list off if it is to be purged, else moves it to the front: so often as there are spans, and each had
+// its turn, whatever others do meanwhile. False if the list is empty.
+static bool take_turn(struct hz3_span_store *store, int list, struct hz3_span **due) {
+  *due = NULL;
+  hz3_lock_acquire(&store->lock);
+  struct hz3_span *first = store->lists[list], *last = first == NULL ? NULL : first->prev;
+  if (last != NULL && !last->is_purged) {
+    unlist_locked(store, last);
+    *due = last;
+  } else if (last != NULL) {
+    unlink_locked(store, last);
+    link_locked(store, last, (uint8_t)list);
+  }
+  hz3_lock_release(&store->lock);
+  return last != NULL;
+}
+
+struct hz3_span *hz3_span_store_purge(struct hz3_span_store *store, bool *any) {
+  struct off_list off = {NULL, NULL};
+  if (HZ3_CHECKED) return NULL;
+  for (int list = 0; list < HZ3_SPAN_LISTS; list++) {
+    struct hz3_span *due;
+    for (size_t left = hz3_read_figure(&store->spans); left > 0 && take_turn(store, list, &due); left--) {
+      if (due != NULL && purge_inside(store, due, &off)) *any = true;
+    }
+  }
+  return off.retired;
 }
 
 // `count` objects of the span are marked as free.
 static void end_run_locked(struct hz3_span_store *store, struct hz3_span *span, size_t count, struct off_list *off) {
   span->free_count += (uint32_t)count;
+  span->is_purged = false;
   if (span->free_count >= span->settle_at) settle_locked(store, span, count, off);
 }
 

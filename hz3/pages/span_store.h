@@ -38,6 +38,10 @@ size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *
 // then. A block that is already free, or no block of the class, ends the process. Returns the spans that became free and
 // left their store, linked by next.
 struct hz3_span *hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count);
+// Gives back to the kernel the pages of spans with room in which no byte is out. *any is set if it took any, else left alone; not again
+// for a span to which nothing came back since. One span at a time is off the lists meanwhile. Returns as hz3_span_store_release
+// does. Does nothing in the checked lane, whose pattern in free blocks has to stay.
+struct hz3_span *hz3_span_store_purge(struct hz3_span_store *store, bool *any);
 
 HZ3_END_DECLS
 

@@ -17,6 +17,8 @@ size_t hz3_small_fetch(unsigned home, unsigned size_class, void **out, size_t co
 // Takes objects back. A block that is already free, or no block, ends the process. Spans that become free go back. Thread-safe;
 // what `objects` holds afterwards is not said.
 void hz3_small_release(unsigned size_class, void **objects, size_t count);
+// Gives the pages of the class's spans back in which no byte of an object is out; whether there was anything to give. Thread-safe.
+bool hz3_small_purge(unsigned size_class);
 
 // Objects handed out and not come back, and spans held. Racy reads are fine: for statistics.
 size_t hz3_small_live_objects(unsigned size_class);

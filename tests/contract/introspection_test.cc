@@ -155,6 +155,31 @@ TEST(Introspection, MallocTrimReleasesAndSaysSo) {
   EXPECT_EQ(malloc_trim(0), 0);
 }
 
+// Blocks that live keep their spans, and what they say; there is nothing to release twice.
+TEST(Introspection, MallocTrimReleasesBetweenBlocks) {
+  if (hz3_test::lane() == "checked") GTEST_SKIP() << "what is free keeps its pattern";
+  constexpr size_t kEach = 12 << 10, kCount = 2048;
+  std::vector<char*> live, gone;
+  for (size_t i = 0; i < kCount; i++) {
+    live.push_back(static_cast<char*>(malloc(kEach)));
+    gone.push_back(static_cast<char*>(malloc(kEach)));
+    memset(live[i], 1, kEach);
+    memset(gone[i], 1, kEach);
+  }
+  malloc_trim(0);
+  malloc_trim(0);
+  EXPECT_EQ(malloc_trim(0), 0);
+  long before = hz3_test::status_kb("RssAnon");
+  for (char* p : gone) free(p);
+  EXPECT_EQ(malloc_trim(0), 1);
+  EXPECT_LE(hz3_test::status_kb("RssAnon") - before, -static_cast<long>(kCount * kEach >> 10) / 2);
+  EXPECT_EQ(malloc_trim(0), 0);
+  for (char* p : live) {
+    for (size_t i = 0; i < kEach; i++) ASSERT_EQ(p[i], 1);
+    free(p);
+  }
+}
+
 TEST(Introspection, MalloptAcceptsWhatItUnderstands) {
   EXPECT_EQ(mallopt(M_ARENA_MAX, 1), 1);
   EXPECT_EQ(mallopt(M_ARENA_MAX, 64), 1);

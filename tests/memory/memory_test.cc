@@ -112,6 +112,45 @@ SCENARIO(freed_but_for_neighbourhoods) {
   require_at_most("after 3 s with a sixteenth alive", resident_kb() - before, peak / 16 + peak / 10);
 }
 
+// What lives between lies everywhere: of each span only the pages that hold something of it stay. Free blocks of the checked lane keep
+// their pattern, and so their pages.
+SCENARIO(half_freed_at_random_and_trimmed) {
+  constexpr size_t kTotal = 100 << 20, kPage = 4096;
+  size_t count = 0, freed = 0;
+  memset(small_blocks, 0, sizeof small_blocks);
+  Random random(1);
+  long before = resident_kb();
+  for (size_t total = 0; total < kTotal; count++) {
+    size_t size = random.below(2) == 0 ? 2100 + random.below(6000) : 8100 + random.below(24000);
+    small_blocks[count] = touched(size);
+    total += size;
+  }
+  for (size_t i = 0; i < count; i++) {
+    if (random.below(2) != 0) continue;
+    free(small_blocks[i]);
+    small_blocks[i] = nullptr;
+    freed++;
+  }
+  std::sort(small_blocks, small_blocks + count);
+  size_t live_pages = 0, last_page = 0;
+  for (size_t i = freed; i < count; i++) {
+    size_t first = reinterpret_cast<size_t>(small_blocks[i]) / kPage;
+    size_t last = (reinterpret_cast<size_t>(small_blocks[i]) + malloc_usable_size(small_blocks[i]) - 1) / kPage;
+    live_pages += last - std::max(first, last_page + 1) + 1;
+    last_page = last;
+  }
+  bool is_checked = hz3_test::lane() == "checked";
+  REQUIRE(malloc_trim(0) == 1);
+  REQUIRE(malloc_trim(0) == 0);
+  if (!is_checked) require_at_most("after malloc_trim", resident_kb() - before, static_cast<long>(live_pages * kPage >> 10) * 5 / 4);
+  for (size_t i = freed; i < count; i++) REQUIRE(*static_cast<char*>(small_blocks[i]) == 1);
+  // It is all served again.
+  for (size_t i = 0; i < freed; i++) small_blocks[i] = touched(2100 + random.below(30000));
+  for (size_t i = 0; i < count; i++) free(small_blocks[i]);
+  malloc_trim(0);
+  require_at_most("after all", resident_kb() - before, 2048 + kRecordsKb);
+}
+
 // A ring between one thread that allocates and one that frees.
 constexpr size_t kRing = 4096;
 std::atomic<void*> ring[kRing];
@@ -389,6 +428,7 @@ TEST_P(MemoryTest, StaysWithinItsLimit) {
 INSTANTIATE_TEST_SUITE_P(All, MemoryTest,
                          testing::Values("freed_in_order", "freed_at_random", "freed_by_a_thread_that_stays",
                                          "freed_by_threads_that_end", "freed_but_for_neighbourhoods",
+                                         "half_freed_at_random_and_trimmed",
                                          "ring_of_producer_and_consumer", "thread_that_only_frees",
                                          "thread_that_only_frees_mixed_sizes", "dead_threads_are_reused",
                                          "a_thousand_threads_with_little", "burst_then_silence",
