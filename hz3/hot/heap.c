@@ -108,6 +108,7 @@ static struct hz3_heap *adopt_heap(void) {
   heap->next_heap = all_heaps;
   all_heaps = heap;
   heap->home = (uint8_t)(heap_count % home_count);
+  heap->is_of_a_crowd = heap_count >= HZ3_CROWD_HEAPS;
   hz3_add_to_figure(&heap_count, 1);
   hz3_lock_release(&heaps_lock);
   return heap;

@@ -23,7 +23,7 @@
 enum {
   SLOW_CALLS_PER_CLOCK = 64,       // how often a slow path looks at the clock
   LARGE_TICK_MS = 500,             // since the last tick of a thread; then it ticks with a large block that it frees, too
-  FEWEST_OBJECTS = 16,             // a full bin of any class up to this size:
+  FEWEST_OBJECTS = 16,             // a full bin of any class up to this size, but for heaps of a crowd:
   FEWEST_OBJECTS_BYTES = 32 * 1024,
   CLEAN_MIN_BYTES = 32 * 1024,     // above this calloc asks whether the memory is clean, which takes a slow path
   BIG_LEVEL_MAX = 4,               // a bin of big objects may grow to this level: 16 times the bytes of one magazine
@@ -135,15 +135,15 @@ static void set_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazine *ma
 static bool is_big(unsigned c) { return class_bytes(c) > HZ3_MAGAZINE_BYTES / HZ3_MAGAZINE_CAPACITY; }
 
 // Objects a bin may hold at a level. 0: blocks of this class go to and from their spans one by one.
-static size_t capacity_at(unsigned c, unsigned level) {
+static size_t capacity_at(const struct hz3_heap *heap, unsigned c, unsigned level) {
   size_t bytes = class_bytes(c);
   if (!is_big(c)) return level == 0 ? HZ3_MAGAZINE_CAPACITY : hz3_min(hz3_magazine_capacity(level), 2 * HZ3_MAGAZINE_BYTES / bytes);
-  size_t least = bytes <= FEWEST_OBJECTS_BYTES ? FEWEST_OBJECTS : 0;
+  size_t least = bytes <= FEWEST_OBJECTS_BYTES && !heap->is_of_a_crowd ? FEWEST_OBJECTS : 0;
   return hz3_min(HZ3_MAGAZINE_CAPACITY, hz3_max(((size_t)HZ3_MAGAZINE_BYTES << level) / bytes, least));
 }
 
 static size_t capacity_of(const struct hz3_heap *heap, unsigned c, const struct hz3_magazine *magazine) {
-  return hz3_max(capacity_at(c, is_big(c) ? heap->level[c] : magazine->level), magazine->count);
+  return hz3_max(capacity_at(heap, c, is_big(c) ? heap->level[c] : magazine->level), magazine->count);
 }
 
 static unsigned magazine_level(const struct hz3_heap *heap, unsigned c) { return is_big(c) ? 0 : heap->level[c]; }
@@ -203,22 +203,22 @@ static void draw_from_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazi
 }
 
 static void set_level(struct hz3_heap *heap, unsigned c, unsigned level) {
-  size_t bytes = (capacity_at(c, level) - capacity_at(c, heap->level[c])) * class_bytes(c);  // modulo 2^64: may be less
+  size_t bytes = (capacity_at(heap, c, level) - capacity_at(heap, c, heap->level[c])) * class_bytes(c);  // modulo 2^64: may be less
   heap->grown_bytes += bytes;
   __atomic_fetch_add(&grown_process_bytes, bytes, __ATOMIC_RELAXED);
   heap->level[c] = (uint8_t)level;
   struct hz3_bin *bin = &heap->bins[c];
-  if (bin->lo != NULL && is_big(c)) bin->hi = bin->lo + hz3_max(capacity_at(c, level), (size_t)(bin->top - bin->lo));
+  if (bin->lo != NULL && is_big(c)) bin->hi = bin->lo + hz3_max(capacity_at(heap, c, level), (size_t)(bin->top - bin->lo));
 }
 
 static bool may_grow(const struct hz3_heap *heap, unsigned c) {
   unsigned level = heap->level[c];
-  size_t now = capacity_at(c, level), bytes = class_bytes(c);
+  size_t now = capacity_at(heap, c, level), bytes = class_bytes(c);
   if (is_big(c) ? level == BIG_LEVEL_MAX
                 : level + 1 == HZ3_MAGAZINE_LEVELS || now * bytes > HZ3_MAGAZINE_BYTES ||
                       HZ3_MAGAZINE_CAPACITY != hz3_magazine_capacity(0))
     return false;
-  size_t more = (capacity_at(c, level + 1) - now) * bytes, grown = heap->grown_bytes + more;
+  size_t more = (capacity_at(heap, c, level + 1) - now) * bytes, grown = heap->grown_bytes + more;
   return grown <= HZ3_HEAP_BYTES / 2 || (is_big(c) && grown <= GROWN_HEAP_BYTES &&
          __atomic_load_n(&grown_process_bytes, __ATOMIC_RELAXED) + more <= GROWN_PROCESS_BYTES);
 }
@@ -302,7 +302,7 @@ static void flush_class(struct hz3_heap *heap, unsigned c) {
 
 static void lower_level(struct hz3_heap *heap, unsigned c) {
   unsigned level = heap->level[c] - 1u;
-  if (capacity_at(c, level) == 0) flush_class(heap, c);  // nobody looks into the bin of such a class
+  if (capacity_at(heap, c, level) == 0) flush_class(heap, c);  // nobody looks into the bin of such a class
   else set_level(heap, c, level);
 }
 
@@ -461,7 +461,7 @@ static void *alloc_class(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   void *object = hz3_bin_pop(&heap->bins[c]);
   if (object != NULL) return object;
   note_slow(heap, c, false);
-  if (capacity_at(c, heap->level[c]) > 0 && refill(heap, c, is_clean)) return hz3_bin_pop(&heap->bins[c]);
+  if (capacity_at(heap, c, heap->level[c]) > 0 && refill(heap, c, is_clean)) return hz3_bin_pop(&heap->bins[c]);
   return alloc_one(heap, c, is_clean);
 }
 
@@ -570,7 +570,7 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
     }
     if (bin->top != bin->hi) return true;  // the bin has just grown
     if (magazine->level < magazine_level(heap, c) && enlarge(heap, c)) return true;
-  } else if (capacity_at(c, heap->level[c]) == 0) {
+  } else if (capacity_at(heap, c, heap->level[c]) == 0) {
     return false;
   }
   struct hz3_magazine *spare = spare_of(heap, c);

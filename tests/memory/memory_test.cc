@@ -295,6 +295,27 @@ SCENARIO(a_thousand_threads_with_little) {
   _exit(0);
 }
 
+// What each keeps at hand that has used every size once, and sleeps; the first few may keep more.
+SCENARIO(a_crowd_that_was_busy_once) {
+  constexpr int kThreads = 256;
+  static std::atomic<int> arrived{0};
+  long before = resident_kb();
+  for (int i = 0; i < kThreads; i++) {
+    std::thread([] {
+      for (size_t size = 16; size <= 32 << 10; size += (size / 8 + 15) / 16 * 16) {
+        void* blocks[16];
+        for (void*& p : blocks) p = touched(size);
+        for (void* p : blocks) free(p);
+      }
+      arrived++;
+      pause();
+    }).detach();
+  }
+  while (arrived < kThreads) usleep(1000);
+  require_at_most("for each thread", (resident_kb() - before) / kThreads, hz3_test::lane() == "checked" ? 4096 : 2816);
+  _exit(0);
+}
+
 // 1 GiB of all sizes by four threads that stay, then silence.
 SCENARIO(burst_then_silence) {
   constexpr int kThreads = 4;
@@ -431,7 +452,7 @@ INSTANTIATE_TEST_SUITE_P(All, MemoryTest,
                                          "half_freed_at_random_and_trimmed",
                                          "ring_of_producer_and_consumer", "thread_that_only_frees",
                                          "thread_that_only_frees_mixed_sizes", "dead_threads_are_reused",
-                                         "a_thousand_threads_with_little", "burst_then_silence",
+                                         "a_thousand_threads_with_little", "a_crowd_that_was_busy_once", "burst_then_silence",
                                          "swings_keep_their_memory", "swings_of_large_blocks_end", "little_is_mapped_beyond_use",
                                          "little_is_mapped_for_a_crowd"),
                          [](const testing::TestParamInfo<const char*>& info) { return std::string(info.param); });
