@@ -49,15 +49,16 @@ std::string run_limited(const Limit& limit, const std::vector<std::string>& argu
 }
 
 // The part of the limit that blocks must reach. The checked lane spends on canaries, on a record of each object, and on
-// freed blocks that are held back.
-double usable_fraction() {
+// freed blocks that are held back. Of 64 MiB a chunk more may be missing: one start in a hundred puts the heap across a multiple of
+// 4 GiB, where the page map needs a second leaf, half a MiB.
+double usable_fraction(size_t mebibytes) {
   std::string lane;
   EXPECT_EQ(run_victim("", {"lane"}, &lane), "exit 0") << lane;
-  return lane == "checked\n" ? 0.54 : 0.8;
+  return (lane == "checked\n" ? 0.54 : 0.8) - (mebibytes <= 64 ? 0.05 : 0);
 }
 
 void expect_usable(const std::string& output, size_t sizes, size_t mebibytes) {
-  const double fraction = usable_fraction();
+  const double fraction = usable_fraction(mebibytes);
   std::istringstream lines(output);
   size_t size = 0, bytes = 0, count = 0;
   while (lines >> size >> bytes) {
