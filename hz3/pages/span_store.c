@@ -14,6 +14,9 @@ enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that 
 // (docs/decisions/0023).
 enum { HOLLOW_OBJECTS = 4 };
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
+#define FITS_MOST_WORDS(class, below, bytes, slices, objects) \
+  _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits");
+HZ3_SIZE_CLASSES(FITS_MOST_WORDS)
 
 static size_t room_of(const struct hz3_span *span) {
   return span->free_count + (hz3_size_classes[span->size_class].objects - span->carved);

@@ -49,8 +49,8 @@ std::string run_limited(const Limit& limit, const std::vector<std::string>& argu
 }
 
 // The part of the limit that blocks must reach. The checked lane spends on canaries, on a record of each object, and on
-// freed blocks that are held back. Of 64 MiB a chunk more may be missing: one start in a hundred puts the heap across a multiple of
-// 4 GiB, where the page map needs a second leaf, half a MiB.
+// freed blocks that are held back. Of 64 MiB a chunk more may be missing: it is in one start of a hundred, as many as put the
+// heap across a multiple of 4 GiB, where the page map needs a second leaf, half a MiB; that it is those was not looked up.
 double usable_fraction(size_t mebibytes) {
   std::string lane;
   EXPECT_EQ(run_victim("", {"lane"}, &lane), "exit 0") << lane;
