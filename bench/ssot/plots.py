@@ -27,8 +27,8 @@ _THEME = {
     name: f"#ab10{i:02x}"
     for i, name in enumerate(("ink", "muted", "grid", "win", "loss", "tie", "paper"))
 }
-_SERIES = [f"#ab20{i:02x}" for i in range(8)]
-MARKERS = "osD^vP*X"
+_SERIES = [f"#ab20{i:02x}" for i in range(10)]  # two lanes and eight peers
+MARKERS = "osD^vP*Xp<"
 
 plt.rcParams.update(
     {
@@ -76,6 +76,7 @@ def _svg(figure: Figure, label: str) -> str:
     text = re.sub(r'\bid="', f'id="{prefix}', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", text)
     text = re.sub(r"font: (\d+\.?\d*)px [^;\"]*", r"font-size: \1px", text)
+    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # a hundredth of a point is fine enough
     text = re.sub(r'<svg [^>]*?width="([\d.]+)pt" height="([\d.]+)pt" viewBox="([^"]+)"[^>]*>',
                   rf'<svg role="img" aria-label="{label}" viewBox="\3" '
                   r'style="max-width:calc(\1px * 1.34)">', text, count=1)

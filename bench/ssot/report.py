@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""report.html and report.md of a result folder.
+"""report.html, report.md and the pictures of a result folder.
 
 Called by: cli, history, record, sweep. Owns: templates/.
-Invariant: the page is one file; it loads nothing, neither from the network nor from disk.
+Invariant: the page is one file, as is each picture; they load nothing, neither from the network nor from disk.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from markupsafe import Markup
 
 from bench.ssot import plots, results
 from bench.ssot.terminal import counted, si
+
+IN_DOCUMENTS = ("scatter", "heat_map")  # also written as files: all allocators, all cases
 
 _environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -61,8 +63,14 @@ def _values(result: dict) -> dict:
     }
 
 
+def _as_file(svg: str) -> str:
+    """A picture of the page as a file of its own, for documents: with the theme that it had from the page."""
+    start, _, rest = svg.partition(">")
+    return render("picture.svg.j2", start=start, rest=rest)
+
+
 def write(folder: Path, result: dict) -> None:
-    """Writes report.html and report.md into the folder."""
+    """Writes report.html, report.md and the pictures of IN_DOCUMENTS into the folder."""
     values = _values(result)
     pairs = [(m["subject"], m["peer"]) for m in result["geometric_means"]]
     forests = [
@@ -78,6 +86,8 @@ def write(folder: Path, result: dict) -> None:
     pictures = {name: Markup(svg) for name, svg in drawn.items()}
     page = render("report.html.j2", forests=forests, **pictures, **values)
     (folder / "report.html").write_text(page)
+    for name in (n for n in IN_DOCUMENTS if drawn[n]):
+        (folder / f"{name}.svg").write_text(_as_file(drawn[name]))
     (folder / "report.md").write_text(render("report.md.j2", **values))
 
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import unittest
+import xml.etree.ElementTree
 from pathlib import Path
 
 from bench.ssot import report
@@ -59,6 +60,13 @@ class Page(unittest.TestCase):
         self.assertEqual(len(rows), 2 * len(result["cases"]))
         self.assertIn("WIN", text)
         self.assertIn("A/A control: **TIE**", text)
+
+    def test_pictures_stand_alone(self):
+        for name in report.IN_DOCUMENTS:
+            text = (self.folder / f"{name}.svg").read_text()
+            self.assertEqual(xml.etree.ElementTree.fromstring(text).tag, "{http://www.w3.org/2000/svg}svg")
+            used = set(re.findall(r"var\((--\w+)\)", text))
+            self.assertLess(used, set(re.findall(r"(--\w+):", text)), name)
 
     def _browse(self, width: int, *flags: str) -> dict:
         page = self.folder / f"probe{width}{len(flags)}.html"
