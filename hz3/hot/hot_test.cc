@@ -404,6 +404,37 @@ TEST_F(Hot, ThreadThatHoldsMuchLeavesLittle) {
   EXPECT_LE(Stats().cached_bytes, HZ3_DEPOT_BYTES + 512 * HZ3_KIB);
 }
 
+// Threads that end one after the other: as long as what their heaps hold stays within the limit they are parked as they are.
+TEST_F(Hot, WhatThreadsThatEndedLeaveIsLimited) {
+  constexpr int kThreads = 24;
+  constexpr size_t kMost = 8 * HZ3_MIB;
+  std::atomic<int> filled{0}, may_end{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; t++) {
+    threads.emplace_back([&, t] {
+      for (unsigned c = HZ3_SMALL_CLASS_LAST + 1; hz3_size_classes[c].bytes <= 32 * HZ3_KIB; c++) {
+        std::vector<void *> blocks(hz3_max(64 * HZ3_KIB / hz3_size_classes[c].bytes, 4));
+        for (void *&block : blocks) block = hz3_malloc(hz3_size_classes[c].bytes);
+        for (void *block : blocks) hz3_free(block);
+      }
+      filled++;
+      while (may_end <= t) usleep(1000);
+    });
+  }
+  while (filled < kThreads) usleep(1000);
+  size_t held = Stats().cached_bytes, parked = 0;
+  for (std::thread &thread : threads) {
+    may_end++;
+    thread.join();
+  }
+  for (hz3_heap *heap = hz3_heap_first(); heap != nullptr; heap = heap->next_heap) parked += heap->parked_bytes;
+  EXPECT_LE(parked, kMost);
+  if (HZ3_TICK_MS >= 100) {  // else ticks take much of it before
+    EXPECT_GT(held, kMost + kMost / 2);
+    EXPECT_GT(parked, kMost / 2);
+  }
+}
+
 TEST_F(Hot, BlocksOutliveTheirThread) {
   std::vector<std::pair<char *, size_t>> blocks;
   std::thread([&blocks] {
@@ -585,6 +616,34 @@ TEST_F(Hot, BinsOfBigBlocksGrowAndGoAgain) {
     hz3_trim();
     EXPECT_EQ(OwnHeap()->grown_bytes, 0u);
   }
+}
+
+// The next slow path of this thread ticks, and finds that the class was in use, but seldom.
+void TickWhileSeldomUsed(unsigned c) {
+  hz3_heap *heap = OwnHeap();
+  heap->misses[c] = 0;
+  heap->used_bits[c / 64] |= uint64_t{1} << (c % 64);
+  heap->last_tick_ms = 0;
+  for (int calls = 0; calls < 1000 && heap->last_tick_ms == 0; calls++) hz3_free(hz3_malloc(HZ3_MEDIUM_MAX));
+}
+
+// A bin of which the class is to have none any more, since one block is more than it may hold, goes with what is in it: one of no
+// capacity is full and empty at once, and takes a block beyond its end.
+TEST_F(Hot, ABinThatHasShrunkToNothingIsGone) {
+  const size_t bytes = 4 * HZ3_MAGAZINE_BYTES;
+  const unsigned c = hz3_size_class_of(bytes);
+  std::vector<void *> blocks(16);
+  for (int round = 0; round < 1000 && (OwnHeap()->bins[c].lo == nullptr || OwnHeap()->level[c] < 2); round++) {
+    for (void *&block : blocks) block = hz3_malloc(bytes);
+    for (void *block : blocks) hz3_free(block);
+  }
+  ASSERT_GE(hz3_heap_cached_objects(OwnHeap(), c), 1u);
+  for (int tick = 0; tick < 8; tick++) TickWhileSeldomUsed(c);
+  ASSERT_EQ(OwnHeap()->level[c], 0u);
+  EXPECT_EQ(hz3_heap_cached_objects(OwnHeap(), c), 0u);
+  for (void *&block : blocks) block = hz3_malloc(bytes);
+  for (void *block : blocks) hz3_free(block);
+  ExpectHeapIsSound();
 }
 
 // With this many busy threads the budget of the process is the smaller one.
@@ -797,6 +856,48 @@ TEST_F(Hot, ChildOfAForkAllocatesAndFrees) {
   stop = true;
   for (std::thread &thread : threads) thread.join();
   hz3_free(parents);
+}
+
+// A fork may cut a thread off where it has stored which block waits, but not its tag yet: the child has the block, and beside it the
+// tag of the one before.
+TEST_F(Hot, AChildLooksUpTheClassOfABlockThatWaits) {
+  hz3_heap *heap = nullptr;
+  void *before = nullptr, *waits = nullptr;
+  std::atomic<bool> has_freed{false}, may_end{false};
+  std::thread other([&] {
+    heap = OwnHeap();
+    before = hz3_malloc(100);
+    waits = hz3_malloc(3000);
+    heap = OwnHeap();
+    hz3_free(before);
+    hz3_free(waits);
+    has_freed = true;
+    while (!may_end) usleep(1000);
+  });
+  while (!has_freed) usleep(1000);
+  ASSERT_EQ(heap->last.object, waits);
+  const size_t tag = heap->last.tag;
+  heap->last.tag = hz3_size_class_of(100) * sizeof(hz3_bin);
+  for (bool is_adopted : {true, false}) {
+    pid_t child = fork();
+    if (child == 0) {
+      if (is_adopted) {
+        hz3_heap_offset = 0;  // as a thread that begins: it takes the heap over
+        hz3_free(hz3_malloc(5000));
+        HZ3_REQUIRE(OwnHeap() == heap);
+        hz3_free(hz3_malloc(5000));
+        HZ3_REQUIRE(hz3_malloc(100) == before && hz3_malloc(3000) == waits);
+      }
+      hz3_trim();
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << (is_adopted ? "adopted" : "drained");
+  }
+  heap->last.tag = tag;
+  may_end = true;
+  other.join();
 }
 
 // What is half emptied must not be handed out by the child as well.

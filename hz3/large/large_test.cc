@@ -665,12 +665,39 @@ TEST_F(Large, TicksGiveHalfOfWhatNobodyNeeded) {
   EXPECT_LE(Stats().dirty_free_bytes, HZ3_MIB);
 }
 
+TEST_F(Large, WhatWasInUseSinceTheLastTickIsNotIdle) {
+  if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
+  Alloc(4 * HZ3_MIB);  // as much as lives may stay dirty, up to the lane's maximum
+  Free(Alloc(2 * HZ3_MIB));
+  hz3_large_purge_idle();
+  size_t dirty = Stats().dirty_free_bytes;
+  ASSERT_GT(dirty, 0u);
+  Free(Alloc(2 * HZ3_MIB));
+  hz3_large_purge_idle();
+  EXPECT_GE(Stats().dirty_free_bytes, dirty);
+  hz3_large_purge_idle();
+  EXPECT_LT(Stats().dirty_free_bytes, dirty);
+}
+
 TEST_F(Large, WantedAgainAfterPurgeRaisesTheLimit) {
   if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
   Free(Alloc(2 * HZ3_MIB));
   hz3_large_trim(false);
   Alloc(2 * HZ3_MIB);
   EXPECT_EQ(hz3_ranges.retention.limit_bytes, std::min<size_t>(HZ3_RETAIN_MIN_BYTES + 2 * HZ3_MIB, HZ3_RETAIN_MAX_BYTES));
+}
+
+// Part by part, until all of what was purged is in use again.
+TEST_F(Large, EachPartOfAPurgedRangeThatIsWantedAgainRaisesTheLimit) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 32 * HZ3_MIB) GTEST_SKIP() << "the limit cannot rise so far";
+  Free(Alloc(12 * HZ3_MIB));
+  hz3_large_trim(false);
+  ASSERT_EQ(Stats().mapped_bytes, 12 * HZ3_MIB);
+  for (size_t i = 1; i <= 3; i++) {
+    Alloc(4 * HZ3_MIB);
+    EXPECT_EQ(hz3_ranges.retention.limit_bytes, HZ3_RETAIN_MIN_BYTES + i * 4 * HZ3_MIB) << "part " << i;
+  }
+  EXPECT_EQ(Stats().mapped_bytes, 12 * HZ3_MIB);
 }
 
 TEST_F(Large, BigPurgedRangesLeaveTheAddressSpace) {
@@ -711,6 +738,24 @@ TEST_F(Large, MappingABiggerBlockThanTheOnesBeforeIsNoRegret) {
     block = Alloc(bytes);
     EXPECT_EQ(hz3_ranges.retention.limit_bytes, size_t{HZ3_RETAIN_MIN_BYTES}) << bytes;
   }
+}
+
+// What a load keeps that swings between many blocks goes before more is mapped for one that even all of it could not hold.
+TEST_F(Large, WhatIsKeptMakesWayForABiggerBlock) {
+  if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
+  hz3_ranges.retention.limit_bytes = 512 * HZ3_MIB;  // as if learned
+  hz3_ranges.retention.known_low_bytes = 0;
+  std::vector<char *> blocks;
+  for (int i = 0; i < 4; i++) blocks.push_back(Alloc(40 * HZ3_MIB));
+  Free(blocks[0]);
+  Alloc(60 * HZ3_MIB);
+  EXPECT_EQ(Stats().dirty_free_bytes, 40 * HZ3_MIB) << "that little may stay";
+  Free(blocks[2]);
+  ASSERT_EQ(Stats().dirty_free_bytes, 80 * HZ3_MIB);
+  Alloc(60 * HZ3_MIB);
+  EXPECT_EQ(Stats().dirty_free_bytes, 80 * HZ3_MIB) << "a smaller block may find it in one piece, some day";
+  Alloc(100 * HZ3_MIB);
+  EXPECT_LE(Stats().dirty_free_bytes, size_t{HZ3_RETAIN_MIN_BYTES});
 }
 
 TEST_F(Large, TrimUnmapsBetweenLiveBlocks) {

@@ -367,6 +367,51 @@ TEST_F(Remote, FullStackRefusesAndChangesNothing) {
   FreeAll(all);
 }
 
+// Magazines linked from the first to the last.
+std::vector<hz3_magazine *> Chain(uint32_t count) {
+  std::vector<hz3_magazine *> chain;
+  for (uint32_t i = 0; i < count; i++) {
+    chain.push_back(NewMagazine());
+    if (i > 0) chain[i - 1]->next = chain[i]->index;
+  }
+  return chain;
+}
+
+// The count of a stack is what limits, statistics and ticks go by.
+TEST_F(Remote, AStackKnowsHowManyItHolds) {
+  hz3_stack stack = {};
+  auto height = [&stack] { return hz3_stack_count(stack.word); };
+  uint32_t count = 0;
+  std::vector<hz3_magazine *> three = Chain(3), two = Chain(2), most = Chain(HZ3_STACK_MAX);
+  ASSERT_TRUE(hz3_stack_push(&stack, three[0], three[2], 3, false));
+  EXPECT_EQ(height(), 3u);
+  ASSERT_TRUE(hz3_stack_push(&stack, two[0], two[1], 2, false));
+  EXPECT_EQ(height(), 5u);
+  EXPECT_EQ(hz3_stack_pop(&stack, 4, &count), two[0]);
+  EXPECT_EQ(count, 4u);
+  EXPECT_EQ(height(), 1u);
+  EXPECT_EQ(hz3_stack_pop(&stack, 4, &count), three[2]);
+  EXPECT_EQ(count, 1u) << "there was one only";
+  EXPECT_EQ(height(), 0u);
+  ASSERT_TRUE(hz3_stack_push(&stack, three[0], three[2], 3, false));
+  EXPECT_FALSE(hz3_stack_push(&stack, most.front(), most.back(), HZ3_STACK_MAX, false));
+  EXPECT_EQ(height(), 3u);
+  EXPECT_EQ(hz3_stack_take_all(&stack), three[0]);
+  EXPECT_EQ(height(), 0u);
+  // Beyond what it can count it is a lower bound, from which nothing spills into the tag or wraps.
+  ASSERT_TRUE(hz3_stack_push(&stack, two[0], two[1], 2, true));
+  ASSERT_TRUE(hz3_stack_push(&stack, most.front(), most.back(), HZ3_STACK_MAX, true));
+  EXPECT_EQ(height(), unsigned{HZ3_STACK_MAX});
+  uint64_t tag = stack.word >> (HZ3_STACK_INDEX_BITS + HZ3_STACK_COUNT_BITS);
+  EXPECT_EQ(hz3_stack_pop(&stack, HZ3_STACK_MAX, &count), most.front());
+  EXPECT_EQ(height(), 0u);
+  EXPECT_EQ(hz3_stack_pop(&stack, 2, &count), two[0]);
+  EXPECT_EQ(count, 2u);
+  EXPECT_EQ(height(), 0u);
+  EXPECT_EQ(stack.word >> (HZ3_STACK_INDEX_BITS + HZ3_STACK_COUNT_BITS), tag + 2);
+  for (auto &chain : {three, two, most}) FreeAll(chain);
+}
+
 TEST_F(Remote, EveryChangeAdvancesTheTag) {
   hz3_stack stack = {};
   hz3_magazine *magazine = NewMagazine();

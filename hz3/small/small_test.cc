@@ -83,6 +83,21 @@ TEST(SmallThreads, SpansMoveBetweenHomes) {
   EXPECT_EQ(hz3_small_spans(kClass), 0u);
 }
 
+// Those who grow side by side do not take from each other what they are carving, but what lies behind it.
+TEST_P(SpanBoxTest, ASpanThatIsBeingCarvedStaysWithItsHome) {
+  std::vector<void *> carved = Fetch(per_span_, 1), being_carved = Fetch(per_span_ - 1, 1);
+  char *first = BaseOf(carved[0]), *second = BaseOf(being_carved[0]);
+  EXPECT_NE(BaseOf(Fetch(1, 2)[0]), second);
+  EXPECT_EQ(kBox.spans(c_), 3u);
+  Fetch(per_span_ - 1, 2);  // the rest of the third
+  carved.pop_back();
+  Release(carved);
+  being_carved.pop_back();
+  Release(being_carved);
+  EXPECT_EQ(BaseOf(Fetch(1, 2)[0]), first);
+  EXPECT_EQ(kBox.spans(c_), 3u);
+}
+
 // But for the one that each home is carving: those who grow side by side would take it from each other.
 TEST_P(SpanBoxTest, ThereIsNoNewSpanWhileAnotherHomeHasRoom) {
   std::vector<void *> objects = Fetch(2 * per_span_, 3);
