@@ -80,12 +80,11 @@ HZ3_EXPORT int malloc_info(int options, FILE *stream) {
   hz3_get_stats(&stats);
   fprintf(stream, "<malloc version=\"1\">\n<heap nr=\"0\">\n<sizes>\n");
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
-    struct hz3_class_stats class;
-    hz3_get_class_stats(c, &class);
-    if (class.spans == 0) continue;
-    size_t free_bytes = class.span_bytes - hz3_min(class.span_bytes, class.live_objects * class.object_bytes);
+    const struct hz3_class_stats *class = &stats.classes[c];
+    if (class->spans == 0) continue;
+    size_t free_bytes = class->span_bytes - hz3_min(class->span_bytes, class->live_objects * class->object_bytes);
     fprintf(stream, "<size from=\"%zu\" to=\"%zu\" total=\"%zu\" count=\"%zu\"/>\n",
-            (size_t)hz3_size_classes[c - 1].bytes + 1, class.object_bytes, free_bytes, free_bytes / class.object_bytes);
+            stats.classes[c - 1].object_bytes + 1, class->object_bytes, free_bytes, free_bytes / class->object_bytes);
   }
   fprintf(stream, "</sizes>\n</heap>\n<total type=\"rest\" count=\"%zu\" size=\"%zu\"/>\n", stats.heaps,
           stats.cached_bytes + stats.free_bytes);
@@ -134,11 +133,10 @@ HZ3_EXPORT size_t hz3_stats_json(char *buffer, size_t size) {
   append(&json, "\"purges\":%zu,\"heaps\":%zu,\"classes\":[", stats.purges, stats.heaps);
   const char *separator = "";
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
-    struct hz3_class_stats class;
-    hz3_get_class_stats(c, &class);
-    if (class.spans == 0) continue;
-    append(&json, "%s{\"bytes\":%zu,\"live\":%zu,\"cached\":%zu,\"spans\":%zu}", separator, class.object_bytes,
-           class.live_objects, class.cached_objects, class.spans);
+    const struct hz3_class_stats *class = &stats.classes[c];
+    if (class->spans == 0) continue;
+    append(&json, "%s{\"bytes\":%zu,\"live\":%zu,\"cached\":%zu,\"spans\":%zu}", separator, class->object_bytes,
+           class->live_objects, class->cached_objects, class->spans);
     separator = ",";
   }
   append(&json, "]}");

@@ -297,12 +297,9 @@ size_t hz3_checked_quarantined_bytes(const struct hz3_heap *heap) {
   return bytes;
 }
 
-size_t hz3_checked_quarantined_objects(const struct hz3_heap *heap, unsigned size_class) {
+void hz3_checked_add_quarantined(const struct hz3_heap *heap, size_t objects[]) {
   const struct hz3_quarantine *all = heap->quarantine;
-  size_t objects = 0;
-  for (size_t i = 0; all != NULL && i < HELD_MAX; i++)
-    objects += slot_class(all->slots[i]) == size_class;
-  return objects;
+  for (size_t i = 0; all != NULL && i < HELD_MAX; i++) objects[slot_class(all->slots[i])]++;  // empty slots: class 0
 }
 
 void hz3_checked_shuffle(void **objects, size_t count) {

@@ -40,9 +40,9 @@ void hz3_checked_shuffle(void **objects, size_t count);
 void hz3_checked_inspect(void *const *objects, size_t count);
 // Gives all blocks that the heap holds back to their spans. The heap is the caller's.
 void hz3_checked_empty_quarantine(struct hz3_heap *heap);
-// What the heap holds back: bytes, and for statistics (racy for other threads' heaps) blocks of one class.
+// What the heap holds back: bytes; and for statistics (racy for other threads' heaps) its blocks, added to the number of each class.
 size_t hz3_checked_quarantined_bytes(const struct hz3_heap *heap);
-size_t hz3_checked_quarantined_objects(const struct hz3_heap *heap, unsigned size_class);
+void hz3_checked_add_quarantined(const struct hz3_heap *heap, size_t objects[]);
 // The same for large blocks, which all threads share: true if there was any; and how much there is now.
 bool hz3_checked_empty_large_quarantine(void);
 void hz3_checked_get_held_large(size_t *blocks, size_t *bytes);

@@ -22,6 +22,9 @@ size_t hz3_usable_size(const void *pointer);
 bool hz3_trim(void);
 
 // A consistent enough picture for humans and mallinfo2: counters are read without stopping other threads.
+struct hz3_class_stats {  // object_bytes and span_bytes are bytes, the others counts
+  size_t object_bytes, live_objects, cached_objects, spans, span_bytes;
+};
 struct hz3_stats {
   size_t mapped_bytes;     // address space from the kernel
   size_t live_bytes;       // in blocks the program holds, rounded to their classes
@@ -31,13 +34,10 @@ struct hz3_stats {
   size_t metadata_bytes;   // the allocator's own records, without the tables that are indexed by address
   size_t large_blocks, large_bytes;
   size_t purges, heaps;
+  struct hz3_class_stats classes[HZ3_CLASS_COUNT];  // of which the bytes above are sums; the first is none
 };
-struct hz3_class_stats {  // object_bytes and span_bytes are bytes, the others counts
-  size_t object_bytes, live_objects, cached_objects, spans, span_bytes;
-};
-// Both fill the whole struct. Thread-safe. size_class: 1 to HZ3_CLASS_COUNT - 1.
+// Fills the whole struct. Thread-safe.
 void hz3_get_stats(struct hz3_stats *stats);
-void hz3_get_class_stats(unsigned size_class, struct hz3_class_stats *stats);
 
 HZ3_END_DECLS
 

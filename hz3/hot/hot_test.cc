@@ -39,11 +39,7 @@ hz3_stats Stats() {
   return stats;
 }
 
-hz3_class_stats ClassStats(unsigned c) {
-  hz3_class_stats stats;
-  hz3_get_class_stats(c, &stats);
-  return stats;
-}
+hz3_class_stats ClassStats(unsigned c) { return Stats().classes[c]; }
 
 hz3_heap *OwnHeap() { return reinterpret_cast<hz3_heap *>(hz3_heap_base()); }
 
@@ -644,6 +640,40 @@ TEST_F(Hot, ABinThatHasShrunkToNothingIsGone) {
   for (void *&block : blocks) block = hz3_malloc(bytes);
   for (void *block : blocks) hz3_free(block);
   ExpectHeapIsSound();
+}
+
+// What is cached, counted class by class and heap by heap, is what the statistics say of all at once.
+TEST_F(Hot, StatsAreSumsOverHeaps) {
+  const int kThreads = 20;
+  std::atomic<int> waiting{0};
+  std::atomic<bool> release{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; t++) {
+    threads.emplace_back([&, t] {
+      std::vector<void *> blocks(100);
+      for (unsigned c = 1 + static_cast<unsigned>(t) % 3; c < HZ3_CLASS_COUNT; c += 3) {
+        for (void *&block : blocks) block = hz3_malloc(hz3_size_classes[c].bytes);
+        for (void *block : blocks) hz3_free(block);
+      }
+      waiting++;
+      while (!release) usleep(1000);
+    });
+  }
+  while (waiting < kThreads) usleep(1000);
+  hz3_stats stats = Stats();
+  size_t cached_bytes = 0;
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
+    size_t cached = hz3_depot_objects(c);
+    for (hz3_heap *heap = hz3_heap_first(); heap != nullptr; heap = heap->next_heap) cached += hz3_heap_cached_objects(heap, c);
+    EXPECT_EQ(stats.classes[c].cached_objects, cached) << "class " << c;
+    EXPECT_EQ(stats.classes[c].live_objects, 0u) << "class " << c;
+    cached_bytes += cached * hz3_size_classes[c].bytes;
+  }
+  EXPECT_GE(cached_bytes, HZ3_CLASS_COUNT / 3 * 16u);
+  EXPECT_EQ(stats.cached_bytes, cached_bytes);
+  EXPECT_EQ(stats.live_bytes, 0u);
+  release = true;
+  for (std::thread &thread : threads) thread.join();
 }
 
 // With this many busy threads the budget of the process is the smaller one.

@@ -22,39 +22,41 @@ size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class)
   return objects + (spare == 0 ? 0 : hz3_magazine_at(spare)->count);
 }
 
-void hz3_get_class_stats(unsigned size_class, struct hz3_class_stats *stats) {
-  const struct hz3_size_class *class = &hz3_size_classes[size_class];
-  size_t out = hz3_class_objects_out(size_class), cached = hz3_depot_objects(size_class);
+// A heap is a page of its own, and there may be thousands: each is read once, for all classes.
+static void add_cached_by_heaps(size_t cached[HZ3_CLASS_COUNT], size_t *large_blocks, size_t *large_bytes) {
   for (struct hz3_heap *heap = hz3_heap_first(); heap != NULL; heap = heap->next_heap) {
-    cached += hz3_heap_cached_objects(heap, size_class);
-    if (HZ3_CHECKED) cached += hz3_checked_quarantined_objects(heap, size_class);
+    for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) cached[c] += hz3_heap_cached_objects(heap, c);
+    if (HZ3_CHECKED) hz3_checked_add_quarantined(heap, cached);
+    *large_bytes += hz3_large_cache_held(&heap->large, large_blocks);
   }
-  stats->object_bytes = class->bytes;
-  stats->spans = hz3_class_spans(size_class);
-  stats->span_bytes = stats->spans * class->slices * HZ3_SLICE_BYTES;
-  stats->cached_objects = hz3_min(cached, out);
-  stats->live_objects = out - stats->cached_objects;
 }
 
 void hz3_get_stats(struct hz3_stats *stats) {
   *stats = (struct hz3_stats){0};
-  size_t span_bytes = 0;
+  size_t out[HZ3_CLASS_COUNT], cached[HZ3_CLASS_COUNT] = {0}, span_bytes = 0;
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
-    struct hz3_class_stats class;
-    hz3_get_class_stats(c, &class);
-    stats->live_bytes += class.live_objects * class.object_bytes;
-    stats->cached_bytes += class.cached_objects * class.object_bytes;
-    span_bytes += class.span_bytes;
+    out[c] = hz3_class_objects_out(c);
+    cached[c] = hz3_depot_objects(c);
+  }
+  // In use for the large box, but not for the program: what threads keep, or checked's quarantine.
+  size_t held_blocks = 0, held_bytes = 0;
+  if (HZ3_CHECKED) hz3_checked_get_held_large(&held_blocks, &held_bytes);
+  add_cached_by_heaps(cached, &held_blocks, &held_bytes);
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
+    struct hz3_class_stats *class = &stats->classes[c];
+    class->object_bytes = hz3_size_classes[c].bytes;
+    class->spans = hz3_class_spans(c);
+    class->span_bytes = class->spans * hz3_size_classes[c].slices * HZ3_SLICE_BYTES;
+    class->cached_objects = hz3_min(cached[c], out[c]);
+    class->live_objects = out[c] - class->cached_objects;
+    stats->live_bytes += class->live_objects * class->object_bytes;
+    stats->cached_bytes += class->cached_objects * class->object_bytes;
+    span_bytes += class->span_bytes;
   }
   struct hz3_pages_stats pages;
   struct hz3_large_stats large;
   hz3_pages_get_stats(&pages);
   hz3_large_get_stats(&large);
-  // In use for the large box, but not for the program: what threads keep, or checked's quarantine.
-  size_t held_blocks = 0, held_bytes = 0;
-  if (HZ3_CHECKED) hz3_checked_get_held_large(&held_blocks, &held_bytes);
-  for (struct hz3_heap *heap = hz3_heap_first(); heap != NULL; heap = heap->next_heap)
-    held_bytes += hz3_large_cache_held(&heap->large, &held_blocks);
   large.live_blocks -= hz3_min(large.live_blocks, held_blocks);
   large.live_bytes -= hz3_min(large.live_bytes, held_bytes);
   stats->free_bytes = span_bytes - hz3_min(span_bytes, stats->live_bytes + stats->cached_bytes) + pages.free_bytes +

@@ -11,7 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -249,6 +251,32 @@ TEST(Introspection, StatsJsonParses) {
   EXPECT_EQ(strlen(text.c_str()), length);
   EXPECT_TRUE(Json(text).valid()) << text;
   EXPECT_NE(text.find("lane=" + hz3_test::lane()), std::string::npos) << text;
+}
+
+// One snapshot: its sums are those of its parts, whatever other threads do meanwhile.
+TEST(Introspection, StatsJsonAddsUp) {
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop) {
+      std::vector<void*> blocks(1000);
+      for (size_t i = 0; i < blocks.size(); i++) blocks[i] = malloc(i * 10);
+      for (void* block : blocks) free(block);
+    }
+  });
+  for (int i = 0; i < 200; i++) {
+    char text[1 << 14];
+    ASSERT_LT(hz3_stats_json(text, sizeof text), sizeof text);
+    size_t total = 0, large = 0, sum = 0, bytes, live;
+    ASSERT_EQ(sscanf(strstr(text, "\"live_bytes\""), "\"live_bytes\":%zu", &total), 1) << text;
+    ASSERT_EQ(sscanf(strstr(text, "\"large_bytes\""), "\"large_bytes\":%zu", &large), 1) << text;
+    for (const char* at = text; (at = strstr(at, "{\"bytes\":")) != nullptr; at++) {
+      ASSERT_EQ(sscanf(at, "{\"bytes\":%zu,\"live\":%zu", &bytes, &live), 2) << at;
+      sum += bytes * live;
+    }
+    ASSERT_EQ(total, sum + large) << text;
+  }
+  stop = true;
+  other.join();
 }
 
 // A small buffer is filled no further than it reaches, and the needed length is told.
