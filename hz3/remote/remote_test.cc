@@ -160,6 +160,12 @@ bool PushFromElsewhere(unsigned c, hz3_magazine *magazine, size_t limit = SIZE_M
   return hz3_depot_push(c, magazine, limit, false);
 }
 
+uint32_t TakeLowWater(unsigned c) {
+  uint32_t unused[HZ3_CLASS_COUNT];
+  hz3_depot_take_low_water(unused);
+  return unused[c];
+}
+
 class RemoteCpus : public Remote {
  protected:
   void SetUp() override {
@@ -176,6 +182,19 @@ TEST_F(Remote, DepotRefusesBeyondTheLimit) {
   EXPECT_FALSE(hz3_depot_push(c, b, 1, false));
   EXPECT_EQ(PopAll(c), std::vector<hz3_magazine *>({a}));
   FreeAll({a, b});
+}
+
+TEST_F(Remote, EachShardTakesItsShareOfTheLimit) {
+  Pinned pinned;
+  const size_t shards = (Cpus().size() + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD;
+  unsigned c = hz3_size_class_of(4096);
+  std::vector<hz3_magazine *> all;
+  for (size_t i = 0; i < 4; i++) {
+    all.push_back(NewMagazine());
+    EXPECT_EQ(hz3_depot_push(c, all.back(), 3 * shards, false), i < 3);
+  }
+  PopAll(c);
+  FreeAll(all);
 }
 
 TEST_F(Remote, WhatMayCoolIsRefusedOnceEnoughCools) {
@@ -219,6 +238,24 @@ TEST_F(RemoteCpus, OthersMagazinesCoolAndAreFirstInFirstOut) {
   for (hz3_magazine *oldest : all) EXPECT_EQ(Pop(c), oldest);
   EXPECT_EQ(Pop(c), nullptr);
   FreeAll({all, all + 5});
+}
+
+// What has left its CPU's cache is as much in the depot as the rest: for the limit, for statistics, and for ticks.
+TEST_F(RemoteCpus, WhatHasCooledCounts) {
+  if (HZ3_CPUS_PER_SHARD < 2) GTEST_SKIP() << "the other CPU is of another shard";
+  Pinned pinned;
+  unsigned c = hz3_size_class_of(4096);
+  hz3_magazine *all[3];
+  for (hz3_magazine *&magazine : all) ASSERT_TRUE(PushFromElsewhere(c, magazine = MagazineOf(c, 0.5)));
+  EXPECT_EQ(Pop(c), all[0]);  // the other two are cool now
+  EXPECT_EQ(hz3_depot_objects(c), 2u * all[0]->count);
+  TakeLowWater(c);
+  EXPECT_EQ(TakeLowWater(c), 2u);
+  const size_t shards = (Cpus().size() + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD;
+  ASSERT_FALSE(hz3_depot_push(c, all[0], 2 * shards, false));
+  EXPECT_TRUE(hz3_depot_push(c, all[0], 3 * shards, false));
+  EXPECT_EQ(PopAll(c).size(), 3u);
+  FreeAll({all, all + 3});
 }
 
 TEST_F(RemoteCpus, OneOfOnesOwnComesBeforeWhatHasCooled) {
@@ -396,8 +433,10 @@ TEST_F(Remote, AStackKnowsHowManyItHolds) {
   ASSERT_TRUE(hz3_stack_push(&stack, three[0], three[2], 3, false));
   EXPECT_FALSE(hz3_stack_push(&stack, most.front(), most.back(), HZ3_STACK_MAX, false));
   EXPECT_EQ(height(), 3u);
+  stack.low_water = 3;
   EXPECT_EQ(hz3_stack_take_all(&stack), three[0]);
   EXPECT_EQ(height(), 0u);
+  EXPECT_EQ(stack.low_water, 0u) << "all were needed";
   // Beyond what it can count it is a lower bound, from which nothing spills into the tag or wraps.
   ASSERT_TRUE(hz3_stack_push(&stack, two[0], two[1], 2, true));
   ASSERT_TRUE(hz3_stack_push(&stack, most.front(), most.back(), HZ3_STACK_MAX, true));
@@ -410,6 +449,21 @@ TEST_F(Remote, AStackKnowsHowManyItHolds) {
   EXPECT_EQ(height(), 0u);
   EXPECT_EQ(stack.word >> (HZ3_STACK_INDEX_BITS + HZ3_STACK_COUNT_BITS), tag + 2);
   for (auto &chain : {three, two, most}) FreeAll(chain);
+}
+
+// What is refused because its stack cannot count any more is not there: nor do its bytes count as something that cools.
+TEST_F(Remote, WhatAFullStackRefusesDoesNotCool) {
+  Pinned pinned;
+  unsigned c = FreshClass(), other = hz3_size_class_of(2048);
+  std::vector<hz3_magazine *> all = Chain(HZ3_STACK_MAX);
+  for (hz3_magazine *magazine : all) ASSERT_TRUE(hz3_depot_push(c, magazine, SIZE_MAX, false));
+  hz3_magazine *refused = MagazineOf(c, 2.5), *cools = MagazineOf(other, 0.1);
+  EXPECT_FALSE(hz3_depot_push(c, refused, SIZE_MAX, false));
+  EXPECT_TRUE(hz3_depot_push(other, cools, 0, true));
+  PopAll(c);
+  PopAll(other);
+  FreeAll(all);
+  FreeAll({refused, cools});
 }
 
 TEST_F(Remote, EveryChangeAdvancesTheTag) {
@@ -432,13 +486,8 @@ TEST_F(Remote, EveryChangeAdvancesTheTag) {
   FreeAll({magazine});
 }
 
-uint32_t TakeLowWater(unsigned c) {
-  uint32_t unused[HZ3_CLASS_COUNT];
-  hz3_depot_take_low_water(unused);
-  return unused[c];
-}
-
 TEST_F(Remote, LowWaterIsWhatNobodyNeeded) {
+  Pinned pinned;
   unsigned c = FreshClass();
   std::vector<hz3_magazine *> taken;
   for (int i = 0; i < 10; i++) ASSERT_TRUE(hz3_depot_push(c, MagazineOf(c, 0.001), 1000, false));
@@ -446,9 +495,7 @@ TEST_F(Remote, LowWaterIsWhatNobodyNeeded) {
   EXPECT_EQ(TakeLowWater(c), 10u) << "nothing was popped since the mark";
   for (int i = 0; i < 4; i++) taken.push_back(hz3_depot_drain(c));
   for (hz3_magazine *magazine : taken) ASSERT_TRUE(hz3_depot_push(c, magazine, 1000, false));
-  uint32_t unused = TakeLowWater(c);
-  EXPECT_GE(unused, 6u);
-  EXPECT_LE(unused, 10u);  // exactly 6 unless this thread changed shards in between
+  EXPECT_EQ(TakeLowWater(c), 6u);
   EXPECT_EQ(TakeLowWater(c), 10u) << "the mark was set anew";
   FreeAll(PopAll(c));
   TakeLowWater(c);
