@@ -360,6 +360,19 @@ TEST_F(Checked, LargeBlocksWaitWithoutAccess) {
   EXPECT_FALSE(hz3_checked_empty_large_quarantine());
 }
 
+// Each goes back to the large box when its time has come.
+TEST_F(Checked, WhoFreesNothingButLargeBlocksTicks) {
+  hz3_checked_free(Malloc(100));
+  const auto *heap = reinterpret_cast<const hz3_heap *>(hz3_heap_base());
+  uint64_t start = hz3_os_now_ms();
+  while (hz3_os_now_ms() - start < 700) {
+    hz3_checked_free(Malloc(15 * HZ3_MIB));
+    hz3_checked_free(Malloc(20 * HZ3_MIB));
+    usleep(10000);
+  }
+  EXPECT_GE(heap->last_tick_ms, start);
+}
+
 // Too many maps: nothing can be protected, nor given access to again.
 [[noreturn]] void WorkWithoutProtection() {
   std::vector<char *> blocks;
