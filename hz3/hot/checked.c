@@ -325,10 +325,122 @@ static void *note_large(struct hz3_large_note *note, char *start, uint32_t word,
   make_secret();
   note->asked_bytes = asked;
   note->word = word;
+  size_t bytes = (size_t)(page_behind(start, asked) - start);
+  if (asked < bytes) write_canary(start, asked, bytes, canary_of(start), true);
+  return start;
+}
+
+static void *guard_and_note_large(struct hz3_large_note *note, char *start, uint32_t word, size_t asked) {
   char *end = start + hz3_large_usable_bytes(start), *guard = page_behind(start, asked);
   if (guard < end) hz3_os_protect(guard, (size_t)(end - guard));  // refused (too many maps): the canary has to do
-  if (start + asked < guard) write_canary(start, asked, (size_t)(guard - start), canary_of(start), true);
+  return note_large(note, start, word, asked);
+}
+
+// ---- large blocks held back: no access at all ----
+
+// Each at least until so many others were freed, or for their bytes. A few more may wait to be used again as they are; and longer,
+// those of which the kernel refused to give access back.
+enum { LARGE_KEPT = 8, LARGE_HELD = 12, LARGE_WAITING = 64 };
+#define LARGE_HELD_BYTES ((size_t)32 * 1024 * 1024)  // the newest one may be more: its memory is given back
+
+static struct {
+  struct hz3_lock lock;
+  size_t count, bytes;
+  char *blocks[LARGE_HELD + LARGE_WAITING];  // oldest first
+} held = {.lock = HZ3_LOCK_INIT(HZ3_RANK_QUARANTINE)};
+
+static char *take_held_locked(size_t index) {
+  char *start = held.blocks[index];
+  held.bytes -= hz3_large_usable_bytes(start);
+  memmove(held.blocks + index, held.blocks + index + 1, (--held.count - index) * sizeof held.blocks[0]);
   return start;
+}
+
+static void hold_again(char *start, size_t bytes) {
+  hz3_lock_acquire(&held.lock);
+  if (held.count < LARGE_HELD + LARGE_WAITING) {
+    held.blocks[held.count++] = start;
+    held.bytes += bytes;
+  }
+  hz3_lock_release(&held.lock);
+}
+
+// False if the kernel refuses to give access back (too many maps): then the block's memory goes, and its turn comes again;
+// if there is no room to wait, its address space is lost, which harms nobody.
+static bool let_go_of_large(char *start) {
+  size_t bytes = hz3_large_usable_bytes(start);
+  if (!hz3_os_make_writable(start, bytes)) {
+    hz3_os_purge(start, bytes);
+    hold_again(start, bytes);
+    return false;
+  }
+  hz3_free_untagged(start);  // not the large box itself: who frees nothing else has his ticks here
+  return true;
+}
+
+static void hold_back_large(char *start) {
+  size_t bytes = hz3_large_usable_bytes(start), leaving_count = 0;
+  char *leaving[LARGE_HELD];
+  if (bytes > LARGE_HELD_BYTES) hz3_os_purge(start, bytes);
+  hz3_os_protect(start, bytes);  // refused: late writes go unseen
+  hz3_lock_acquire(&held.lock);
+  while (leaving_count < LARGE_HELD && (held.count >= LARGE_HELD || (held.count > 0 && held.bytes + bytes > LARGE_HELD_BYTES)))
+    leaving[leaving_count++] = take_held_locked(0);
+  held.blocks[held.count++] = start;
+  held.bytes += bytes;
+  hz3_lock_release(&held.lock);
+  while (leaving_count > 0) let_go_of_large(leaving[--leaving_count]);
+}
+
+// One that has been held for long enough, and of which as little would be left over as of a range cut for the block; NULL if there is none.
+static char *take_held(size_t align, size_t bytes) {
+  char *start = NULL;
+  hz3_lock_acquire(&held.lock);
+  for (size_t i = 0; start == NULL && i + LARGE_KEPT < held.count; i++) {
+    size_t usable = hz3_large_usable_bytes(held.blocks[i]);
+    bool fits = bytes <= usable && bytes > usable - usable / 16;
+    if (fits && ((uintptr_t)held.blocks[i] & (align - 1)) == 0) start = take_held_locked(i);
+  }
+  hz3_lock_release(&held.lock);
+  return start;
+}
+
+// Gives access to so many bytes of such a block, and leaves the rest as its guard: one system call, and one when the block is freed.
+// Through the large box it takes three, for the guard would have to be opened there, and be closed again.
+static char *use_held_again(size_t align, size_t bytes, size_t with_guard) {
+  char *start = take_held(align, with_guard);
+  if (start == NULL || hz3_os_make_writable(start, bytes)) return start;
+  let_go_of_large(start);
+  return NULL;
+}
+
+bool hz3_checked_empty_large_quarantine(void) {
+  bool any = false;
+  for (int i = 0; i < LARGE_HELD + LARGE_WAITING; i++) {
+    hz3_lock_acquire(&held.lock);
+    char *start = held.count == 0 ? NULL : take_held_locked(0);
+    hz3_lock_release(&held.lock);
+    if (start == NULL) break;
+    any |= let_go_of_large(start);
+  }
+  return any;
+}
+
+void hz3_checked_get_held_large(size_t *blocks, size_t *bytes) {
+  hz3_lock_acquire(&held.lock);
+  *blocks = held.count;
+  *bytes = held.bytes;
+  hz3_lock_release(&held.lock);
+}
+
+void hz3_checked_fork_prepare(void) {
+  hz3_lock_acquire_for_fork(&held.lock);
+  hz3_zero_size_fork_prepare();
+}
+
+void hz3_checked_fork_release(void) {
+  hz3_zero_size_fork_release();
+  hz3_lock_release_for_fork(&held.lock);
 }
 
 // ---- the interface ----
@@ -381,11 +493,16 @@ static HZ3_NOINLINE void *alloc_large(uint32_t word, size_t align, size_t bytes,
     errno = ENOMEM;
     return NULL;
   }
-  size_t with_guard = hz3_round_up(bytes, page) + page;
-  char *start = (char *)(zero && align <= page ? hz3_calloc(with_guard) : hz3_aligned_alloc(align, with_guard));
+  size_t whole_pages = hz3_round_up(bytes, page), with_guard = whole_pages + page;
+  char *start = use_held_again(align, whole_pages, with_guard);
+  if (start != NULL) {
+    if (zero) memset(start, 0, bytes);
+    return note_large(hz3_large_note(start), start, word, bytes);
+  }
+  start = (char *)(zero && align <= page ? hz3_calloc(with_guard) : hz3_aligned_alloc(align, with_guard));
   if (start == NULL) return NULL;
   if (zero && align > page) memset(start, 0, bytes);
-  return note_large(hz3_large_note(start), start, word, bytes);
+  return guard_and_note_large(hz3_large_note(start), start, word, bytes);
 }
 
 // No class with this alignment, or a signal handler inside a slow path.
@@ -393,7 +510,7 @@ static void *note_unusual(char *start, uint32_t word, size_t bytes, bool zero) {
   struct hz3_large_note *note = hz3_large_note(start);
   if (note == NULL) hz3_fatal(HZ3_FATAL_CORRUPTED, start, 0);
   if (zero) memset(start, 0, bytes);
-  return note_large(note, start, word, bytes);
+  return guard_and_note_large(note, start, word, bytes);
 }
 
 // A block that was free: nobody may have written to it since.
@@ -466,89 +583,6 @@ static struct hz3_large_note *check_large(char *pointer, enum found found, const
   if (note->asked_bytes < canary_end && !canary_is_intact(pointer, note->asked_bytes, canary_end, canary_of(pointer)))
     hz3_fatal(HZ3_FATAL_OVERFLOW, pointer, bytes);
   return note;
-}
-
-// ---- large blocks held back: no access at all ----
-
-enum { LARGE_HELD = 8, LARGE_WAITING = 64 };  // those that wait are held longer, because the kernel refused their access
-#define LARGE_HELD_BYTES ((size_t)32 * 1024 * 1024)  // the newest one may be more: its memory is given back
-
-static struct {
-  struct hz3_lock lock;
-  size_t count, bytes;
-  char *blocks[LARGE_HELD + LARGE_WAITING];  // oldest first
-} held = {.lock = HZ3_LOCK_INIT(HZ3_RANK_QUARANTINE)};
-
-static char *take_oldest_held_locked(void) {
-  char *oldest = held.blocks[0];
-  held.bytes -= hz3_large_usable_bytes(oldest);
-  memmove(held.blocks, held.blocks + 1, --held.count * sizeof held.blocks[0]);
-  return oldest;
-}
-
-static void hold_again(char *start, size_t bytes) {
-  hz3_lock_acquire(&held.lock);
-  if (held.count < LARGE_HELD + LARGE_WAITING) {
-    held.blocks[held.count++] = start;
-    held.bytes += bytes;
-  }
-  hz3_lock_release(&held.lock);
-}
-
-// False if the kernel refuses to give access back (too many maps): then the block's memory goes, and its turn comes again;
-// if there is no room to wait, its address space is lost, which harms nobody.
-static bool let_go_of_large(char *start) {
-  size_t bytes = hz3_large_usable_bytes(start);
-  if (!hz3_os_make_writable(start, bytes)) {
-    hz3_os_purge(start, bytes);
-    hold_again(start, bytes);
-    return false;
-  }
-  hz3_free_untagged(start);  // not the large box itself: who frees nothing else has his ticks here
-  return true;
-}
-
-static void hold_back_large(char *start) {
-  size_t bytes = hz3_large_usable_bytes(start), leaving_count = 0;
-  char *leaving[LARGE_HELD];
-  if (bytes > LARGE_HELD_BYTES) hz3_os_purge(start, bytes);
-  hz3_os_protect(start, bytes);  // refused: late writes go unseen
-  hz3_lock_acquire(&held.lock);
-  while (leaving_count < LARGE_HELD && (held.count >= LARGE_HELD || (held.count > 0 && held.bytes + bytes > LARGE_HELD_BYTES)))
-    leaving[leaving_count++] = take_oldest_held_locked();
-  held.blocks[held.count++] = start;
-  held.bytes += bytes;
-  hz3_lock_release(&held.lock);
-  while (leaving_count > 0) let_go_of_large(leaving[--leaving_count]);
-}
-
-bool hz3_checked_empty_large_quarantine(void) {
-  bool any = false;
-  for (int i = 0; i < LARGE_HELD + LARGE_WAITING; i++) {
-    hz3_lock_acquire(&held.lock);
-    char *start = held.count == 0 ? NULL : take_oldest_held_locked();
-    hz3_lock_release(&held.lock);
-    if (start == NULL) break;
-    any |= let_go_of_large(start);
-  }
-  return any;
-}
-
-void hz3_checked_get_held_large(size_t *blocks, size_t *bytes) {
-  hz3_lock_acquire(&held.lock);
-  *blocks = held.count;
-  *bytes = held.bytes;
-  hz3_lock_release(&held.lock);
-}
-
-void hz3_checked_fork_prepare(void) {
-  hz3_lock_acquire_for_fork(&held.lock);
-  hz3_zero_size_fork_prepare();
-}
-
-void hz3_checked_fork_release(void) {
-  hz3_zero_size_fork_release();
-  hz3_lock_release_for_fork(&held.lock);
 }
 
 static HZ3_NOINLINE void free_large(char *pointer, enum found found, struct hz3_claim claim) {
@@ -634,10 +668,10 @@ static void *realloc_large(char *pointer, enum found found, size_t bytes) {
   char *start = hz3_large_resize(pointer, with_guard, &before) ? pointer : NULL;
   if (start == NULL) start = bytes <= old_bytes ? pointer : (char *)hz3_large_grow(pointer, with_guard);
   if (start == NULL) {
-    note_large(note, pointer, note->word, old_bytes);
+    guard_and_note_large(note, pointer, note->word, old_bytes);
     return move(pointer, old_bytes, bytes);
   }
-  return note_large(hz3_large_note(start), start, live_word(HZ3_FROM_MALLOC, 1, HZ3_MEDIUM_MAX), bytes);
+  return guard_and_note_large(hz3_large_note(start), start, live_word(HZ3_FROM_MALLOC, 1, HZ3_MEDIUM_MAX), bytes);
 }
 
 void *hz3_checked_realloc(void *pointer, size_t bytes) {

@@ -347,7 +347,7 @@ TEST_F(Checked, LargeBlocksWaitWithoutAccess) {
   std::vector<char *> blocks;
   for (int i = 0; i < 10; i++) blocks.push_back(Malloc(2 * HZ3_MIB));
   for (char *block : blocks) hz3_checked_free(block);
-  EXPECT_EQ(HeldLarge(&bytes), 8u);
+  EXPECT_EQ(HeldLarge(&bytes), 10u);
   EXPECT_EXIT(*blocks[9] = 1, testing::KilledBySignal(SIGSEGV), "");
   char *big = Malloc(20 * HZ3_MIB), *bigger = Malloc(40 * HZ3_MIB);
   hz3_checked_free(big);
@@ -360,7 +360,37 @@ TEST_F(Checked, LargeBlocksWaitWithoutAccess) {
   EXPECT_FALSE(hz3_checked_empty_large_quarantine());
 }
 
-// Each goes back to the large box when its time has come.
+// Not before eight others were freed, as is promised; then with the guard and the contents that a block of its size has.
+TEST_F(Checked, LargeBlocksAreUsedAgainInTheirPlace) {
+  const size_t kPage = hz3_os_page_bytes(), kBytes = 2 * HZ3_MIB;
+  std::vector<char *> blocks;
+  for (int i = 0; i < 40; i++) {
+    char *block = Malloc(kBytes);
+    for (int j = std::max(0, i - 8); j < i; j++) EXPECT_NE(block, blocks[j]) << i;
+    if (i > 8) {
+      EXPECT_EQ(block, blocks[i - 9]);
+    }
+    blocks.push_back(block);
+    memset(block, 1, kBytes);
+    hz3_checked_free(block);
+  }
+  for (size_t bytes : {kBytes, kBytes - 10, kBytes - 10 * kPage - 10, kBytes + 10}) {
+    char *due = blocks[blocks.size() - 9], *block = Alloc(1, bytes, true);
+    EXPECT_EQ(block == due, bytes <= kBytes) << bytes;
+    EXPECT_EQ(hz3_checked_usable_size(block), bytes);
+    EXPECT_TRUE(IsFilled(block, bytes, 0)) << bytes;
+    EXPECT_EXIT(block[hz3_round_up(bytes, kPage)] = 1, testing::KilledBySignal(SIGSEGV), "");
+    memset(block, 1, bytes);
+    blocks.push_back(block);
+    hz3_checked_free(block);
+    EXPECT_EXIT(*block = 1, testing::KilledBySignal(SIGSEGV), "");
+  }
+  char *other = Malloc(kBytes - kBytes / 8);
+  EXPECT_NE(other, blocks[blocks.size() - 9]) << "too much would be left over";
+  hz3_checked_free(other);
+}
+
+// Of blocks that are never used again as they are, so that each goes back to the large box when its time has come.
 TEST_F(Checked, WhoFreesNothingButLargeBlocksTicks) {
   hz3_checked_free(Malloc(100));
   const auto *heap = reinterpret_cast<const hz3_heap *>(hz3_heap_base());
@@ -385,12 +415,15 @@ TEST_F(Checked, WhoFreesNothingButLargeBlocksTicks) {
   for (int i = 0; i < 10; i++) hz3_checked_free(blocks[i]);
   hz3_test::RefuseCall(SYS_mprotect);
   size_t bytes;
-  HZ3_REQUIRE(HeldLarge(&bytes) == 8);
+  HZ3_REQUIRE(HeldLarge(&bytes) == 10);
   hz3_checked_empty_large_quarantine();
-  HZ3_REQUIRE(HeldLarge(&bytes) == 8 && bytes >= 16 * HZ3_MIB);  // they wait for their turn,
-  for (int i = 2; i < 10; i++) HZ3_REQUIRE(ResidentPages(blocks[i], 2 * HZ3_MIB) == 0);  // without their memory
+  HZ3_REQUIRE(HeldLarge(&bytes) == 10 && bytes >= 20 * HZ3_MIB);  // they wait for their turn,
+  for (int i = 0; i < 10; i++) HZ3_REQUIRE(ResidentPages(blocks[i], 2 * HZ3_MIB) == 0);  // without their memory
   for (int i = 10; i < 20; i++) hz3_checked_free(blocks[i]);
-  HZ3_REQUIRE(HeldLarge(&bytes) == 18);  // none is lost
+  char *fresh = Malloc(2 * HZ3_MIB);  // none of those that are due
+  HZ3_REQUIRE(fresh != nullptr && std::find(blocks.begin(), blocks.end(), fresh) == blocks.end());
+  memset(fresh, 2, 2 * HZ3_MIB);
+  HZ3_REQUIRE(HeldLarge(&bytes) == 20);  // none is lost
   grows = static_cast<char *>(hz3_checked_realloc(grows, 3 * HZ3_MIB));
   HZ3_REQUIRE(grows != nullptr && hz3_checked_usable_size(grows) == 3 * HZ3_MIB && IsFilled(grows, 2 * HZ3_MIB, 3));
   memset(grows, 4, 3 * HZ3_MIB);
