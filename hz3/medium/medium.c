@@ -21,21 +21,12 @@ size_t hz3_medium_fetch(unsigned size_class, void **out, size_t count, bool *is_
   return hz3_span_store_fetch_from(&stores[size_class], span, 0, out, count, is_clean);
 }
 
-static void free_spans(struct hz3_span *span) {
-  for (struct hz3_span *next; span != NULL; span = next) {
-    next = span->next;
-    hz3_pages_free_span(span);
-  }
-}
-
 void hz3_medium_release(unsigned size_class, void **objects, size_t count) {
-  free_spans(hz3_span_store_release(&stores[size_class], size_class, objects, count));
+  hz3_span_store_release(&stores[size_class], size_class, objects, count, hz3_pages_free_span);
 }
 
 bool hz3_medium_purge(unsigned size_class) {
-  bool any = false;
-  free_spans(hz3_span_store_purge(&stores[size_class], &any));
-  return any;
+  return hz3_span_store_purge(&stores[size_class], hz3_pages_free_span);
 }
 
 size_t hz3_medium_live_objects(unsigned size_class) { return hz3_read_figure(&stores[size_class].live_objects); }

@@ -304,16 +304,25 @@ static bool take_turn(struct hz3_span_store *store, int list, struct hz3_span **
   return last != NULL;
 }
 
-struct hz3_span *hz3_span_store_purge(struct hz3_span_store *store, bool *any) {
+static void free_all(struct hz3_span *span, void (*free_span)(struct hz3_span *span)) {
+  for (struct hz3_span *next; span != NULL; span = next) {
+    next = span->next;
+    free_span(span);
+  }
+}
+
+bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct hz3_span *span)) {
   struct off_list off = {NULL, NULL};
-  if (HZ3_CHECKED) return NULL;
+  bool any = false;
+  if (HZ3_CHECKED) return false;
   for (int list = 0; list < HZ3_SPAN_LISTS; list++) {
     struct hz3_span *due;
     for (size_t left = hz3_read_figure(&store->spans); left > 0 && take_turn(store, list, &due); left--) {
-      if (due != NULL && purge_inside(store, due, &off)) *any = true;
+      if (due != NULL) any |= purge_inside(store, due, &off);
     }
   }
-  return off.retired;
+  free_all(off.retired, free_span);
+  return any;
 }
 
 // `count` objects of the span are marked as free.
@@ -402,7 +411,8 @@ static bool is_in_runs(void **objects, size_t count, size_t bytes) {
   return neighbours >= SAMPLES / 2;
 }
 
-struct hz3_span *hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count) {
+void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count,
+                            void (*free_span)(struct hz3_span *span)) {
   struct off_list off = {NULL, NULL};
   bool in_runs = is_in_runs(objects, count, hz3_size_classes[size_class].bytes);
   while (count > 0) {
@@ -415,5 +425,5 @@ struct hz3_span *hz3_span_store_release(struct hz3_span_store *stores, unsigned 
     count = (size_t)(others - objects);
   }
   purge_hollow(stores, &off);
-  return off.retired;
+  free_all(off.retired, free_span);
 }

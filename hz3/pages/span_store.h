@@ -35,13 +35,14 @@ struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned
 // Adds such a span, or a fresh one, of which no object is out and the bitmap is in place, and fetches.
 size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *span, size_t live, void **out, size_t count, bool *is_clean);
 // Puts objects back into the stores of their spans' homes, of which the first is given; those in `objects` are in another order
-// then. A block that is already free, or no block of the class, ends the process. Returns the spans that became free and
-// left their store, linked by next.
-struct hz3_span *hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count);
-// Gives back to the kernel the pages of spans with room in which no byte is out. *any is set if it took any, else left alone; not again
-// for a span to which nothing came back since. One span at a time is off the lists meanwhile. Returns as hz3_span_store_release
-// does. Does nothing in the checked lane, whose pattern in free blocks has to stay.
-struct hz3_span *hz3_span_store_purge(struct hz3_span_store *store, bool *any);
+// then. A block that is already free, or no block of the class, ends the process. Spans that became free leave their store, and
+// free_span gets each of them, under no lock.
+void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count,
+                            void (*free_span)(struct hz3_span *span));
+// Gives back to the kernel the pages of spans with room in which no byte is out; whether it took any. Not again for a span to which
+// nothing came back since. One span at a time is off the lists meanwhile. Spans that became free: as above. Does nothing in
+// the checked lane, whose pattern in free blocks has to stay.
+bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct hz3_span *span));
 
 HZ3_END_DECLS
 

@@ -58,20 +58,13 @@ size_t hz3_small_fetch(unsigned home, unsigned size_class, void **out, size_t co
   return got;
 }
 
-static void free_spans(struct hz3_span *span) {
-  for (struct hz3_span *next; span != NULL; span = next) {
-    next = span->next;
-    free_span(span);
-  }
-}
-
 void hz3_small_release(unsigned size_class, void **objects, size_t count) {
-  free_spans(hz3_span_store_release(stores[size_class], size_class, objects, count));
+  hz3_span_store_release(stores[size_class], size_class, objects, count, free_span);
 }
 
 bool hz3_small_purge(unsigned size_class) {
   bool any = false;
-  for (unsigned i = 0, count = home_count(); i < count; i++) free_spans(hz3_span_store_purge(&stores[size_class][i], &any));
+  for (unsigned i = 0, count = home_count(); i < count; i++) any |= hz3_span_store_purge(&stores[size_class][i], free_span);
   return any;
 }
 
