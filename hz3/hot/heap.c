@@ -214,8 +214,9 @@ static void fork_child(void) {
 static void initialise(void) {
   hz3_lock_acquire(&heaps_lock);
   if (!is_initialised) {
-    hz3_remote_init();
-    home_count = hz3_min(hz3_os_cpu_count(), HZ3_SPAN_HOMES);
+    unsigned cpus = hz3_os_cpu_count();
+    hz3_remote_init(cpus);
+    home_count = hz3_min(cpus, HZ3_SPAN_HOMES);
     has_exit_key = pthread_key_create(&exit_key, on_thread_exit) == 0;
     // Release: pairs with the load in start_thread.
     __atomic_store_n(&is_initialised, true, __ATOMIC_RELEASE);

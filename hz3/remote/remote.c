@@ -36,8 +36,8 @@ static struct hz3_lock carve_lock = HZ3_LOCK_INIT(HZ3_RANK_MAGAZINES);
 static uint32_t slab_count;
 static uint32_t next_index[HZ3_MAGAZINE_LEVELS];  // each level carves a slab of its own; at a multiple of HZ3_MAGAZINE_SLAB_UNITS it needs one
 
-void hz3_remote_init(void) {
-  cpu_count = (unsigned)hz3_min(hz3_os_cpu_count(), MAX_CPUS);
+void hz3_remote_init(unsigned cpus) {
+  cpu_count = (unsigned)hz3_min(cpus, MAX_CPUS);
   shard_count = (cpu_count + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD;
 }
 

@@ -36,7 +36,7 @@ HZ3_INLINE struct hz3_magazine *hz3_magazine_of_slots(void **slots) {
   return (struct hz3_magazine *)((char *)slots - offsetof(struct hz3_magazine, slots));
 }
 
-void hz3_remote_init(void);  // idempotent; sizes the depot to the machine
+void hz3_remote_init(unsigned cpus);  // sizes the depot for the CPUs that were counted last; idempotent
 
 // A chain of up to `wanted` empty magazines of the level, linked by `next` (the last one's is meaningless); *count says
 // how many. NULL when out of memory. Thread-safe, lock-free unless new ones must be carved.

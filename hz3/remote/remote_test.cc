@@ -49,7 +49,7 @@ void FreeAll(const std::vector<hz3_magazine *> &magazines) {
 
 class Remote : public testing::Test {
  protected:
-  static void SetUpTestSuite() { hz3_remote_init(); }
+  static void SetUpTestSuite() { hz3_remote_init(hz3_os_cpu_count()); }
 };
 
 TEST_F(Remote, CapacitiesFillTheirUnits) {
