@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the address ranges below the large box: descriptors, neighbours, free lists.
-// Called by: large.c only.
+// Called by: large.c and cache.c of this box.
 // Locks: the caller's, rank LARGE, for every function ending in _locked.
 #ifndef HZ3_LARGE_RANGE_H_
 #define HZ3_LARGE_RANGE_H_
