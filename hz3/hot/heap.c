@@ -59,15 +59,13 @@ static void take_parked_locked(struct hz3_heap *heap) {
   if (heap->next_parked != NULL) heap->next_parked->prev_parked = heap->prev_parked;
   else oldest_parked = heap->prev_parked;
   heap->state = HZ3_HEAP_OWNED;
-  hz3_take_from_figure(&parked_bytes, heap->parked_bytes);
+  parked_bytes -= heap->parked_bytes;
   heap->parked_bytes = 0;
 }
 
-void hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes) {
-  heap->last_tick_ms = hz3_os_now_ms();
+static void put_parked_locked(struct hz3_heap *heap, size_t bytes) {
   heap->parked_bytes = bytes;
-  hz3_lock_acquire(&heaps_lock);
-  hz3_add_to_figure(&parked_bytes, bytes);
+  parked_bytes += bytes;
   heap->is_busy = false;
   heap->state = HZ3_HEAP_PARKED;
   if (bytes != 0) {
@@ -76,7 +74,15 @@ void hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes) {
     heap->next_parked = flushed;
     flushed = heap;
   }
+}
+
+bool hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes) {
+  heap->last_tick_ms = hz3_os_now_ms();
+  hz3_lock_acquire(&heaps_lock);
+  bool fits = bytes == 0 || parked_bytes + bytes <= PARKED_MAX_BYTES;
+  if (fits) put_parked_locked(heap, bytes);
   hz3_lock_release(&heaps_lock);
+  return fits;
 }
 
 struct hz3_heap *hz3_heap_take_parked(uint64_t before_ms) {
@@ -127,11 +133,9 @@ static void on_thread_exit(void *value) {
   size_t bytes = HZ3_CHECKED ? hz3_checked_quarantined_bytes(heap) : 0;
   hz3_large_cache_flush(&heap->large);  // the next thread may never ask for such sizes
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) bytes += hz3_heap_cached_objects(heap, c) * hz3_size_classes[c].bytes;
-  if (bytes == 0 || hz3_read_figure(&parked_bytes) + bytes > PARKED_MAX_BYTES) {
-    hz3_heap_flush(heap);
-    bytes = 0;
-  }
-  hz3_heap_put_parked(heap, bytes);
+  if (bytes != 0 && hz3_heap_put_parked(heap, bytes)) return;
+  hz3_heap_flush(heap);
+  hz3_heap_put_parked(heap, 0);
 }
 
 // libc's fork takes the lock of the list of streams after it ran fork_prepare. Others hold it while they wait for a stream

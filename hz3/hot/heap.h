@@ -59,7 +59,8 @@ struct hz3_heap *hz3_heap_entered(void);
 
 // Takes a parked heap that has been parked since `before_ms` or earlier, for draining, marked busy; NULL if none.
 struct hz3_heap *hz3_heap_take_parked(uint64_t before_ms);
-void hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes);  // with object bytes it holds; no longer busy
+// With the object bytes that it holds; no longer busy. False, and nothing has changed, if parked heaps hold too much then; never for 0.
+bool hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes);
 
 struct hz3_heap *hz3_heap_first(void);  // of all heaps, by next_heap; for statistics
 size_t hz3_heap_count(void);            // the most threads that have allocated at once so far; lock-free

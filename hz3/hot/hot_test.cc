@@ -745,6 +745,25 @@ TEST_F(Hot, ATickDrainsSomeParkedHeaps) {
   EXPECT_EQ(parked(), 0);
 }
 
+// However many threads end at once: those that find no room give back what they hold.
+TEST_F(Hot, ParkedHeapsHoldNoMoreThanTheirBudget) {
+  constexpr int kThreads = 64;
+  std::vector<std::thread> threads;
+  std::atomic<int> waiting{0};
+  for (int i = 0; i < kThreads; i++) {
+    threads.emplace_back([&] {
+      for (size_t bytes = 1024; bytes <= 32768; bytes *= 2) SwingBy(16, bytes);
+      waiting++;
+      while (waiting < kThreads) std::this_thread::yield();
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  size_t sum = 0;
+  for (hz3_heap *heap = hz3_heap_first(); heap != nullptr; heap = heap->next_heap) sum += heap->parked_bytes;
+  EXPECT_LE(sum, 8 * HZ3_MIB);
+  EXPECT_GE(sum, HZ3_MIB) << "there was nothing to park";
+}
+
 // A heap that was emptied while its thread lived is one like others when that thread ends.
 TEST_F(Hot, WhatAThreadCachesAfterATrimIsDrained) {
   unsigned c = hz3_size_class_of(700);
