@@ -15,8 +15,11 @@
 struct mallinfo {
   int arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost;
 };
-enum { M_MXFAST = 1, M_NLBLKS, M_GRAIN, M_KEEP };
-enum { M_TRIM_THRESHOLD = -1, M_TOP_PAD = -2, M_MMAP_THRESHOLD = -3, M_MMAP_MAX = -4, M_PERTURB = -6, M_ARENA_MAX = -8 };
+// All of one type, as glibc's are, so that they go into one list.
+enum {
+  M_MXFAST = 1, M_NLBLKS, M_GRAIN, M_KEEP,
+  M_TRIM_THRESHOLD = -1, M_TOP_PAD = -2, M_MMAP_THRESHOLD = -3, M_MMAP_MAX = -4, M_PERTURB = -6, M_ARENA_MAX = -8
+};
 extern "C" {
 struct mallinfo mallinfo();
 int malloc_info(int options, FILE* stream);
