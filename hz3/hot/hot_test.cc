@@ -400,37 +400,6 @@ TEST_F(Hot, ThreadThatHoldsMuchLeavesLittle) {
   EXPECT_LE(Stats().cached_bytes, HZ3_DEPOT_BYTES + 512 * HZ3_KIB);
 }
 
-// Threads that end one after the other: as long as what their heaps hold stays within the limit they are parked as they are.
-TEST_F(Hot, WhatThreadsThatEndedLeaveIsLimited) {
-  constexpr int kThreads = 24;
-  constexpr size_t kMost = 8 * HZ3_MIB;
-  std::atomic<int> filled{0}, may_end{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; t++) {
-    threads.emplace_back([&, t] {
-      for (unsigned c = HZ3_SMALL_CLASS_LAST + 1; hz3_size_classes[c].bytes <= 32 * HZ3_KIB; c++) {
-        std::vector<void *> blocks(hz3_max(64 * HZ3_KIB / hz3_size_classes[c].bytes, 4));
-        for (void *&block : blocks) block = hz3_malloc(hz3_size_classes[c].bytes);
-        for (void *block : blocks) hz3_free(block);
-      }
-      filled++;
-      while (may_end <= t) usleep(1000);
-    });
-  }
-  while (filled < kThreads) usleep(1000);
-  size_t held = Stats().cached_bytes, parked = 0;
-  for (std::thread &thread : threads) {
-    may_end++;
-    thread.join();
-  }
-  for (hz3_heap *heap = hz3_heap_first(); heap != nullptr; heap = heap->next_heap) parked += heap->parked_bytes;
-  EXPECT_LE(parked, kMost);
-  if (HZ3_TICK_MS >= 100) {  // else ticks take much of it before
-    EXPECT_GT(held, kMost + kMost / 2);
-    EXPECT_GT(parked, kMost / 2);
-  }
-}
-
 TEST_F(Hot, BlocksOutliveTheirThread) {
   std::vector<std::pair<char *, size_t>> blocks;
   std::thread([&blocks] {
