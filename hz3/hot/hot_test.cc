@@ -170,6 +170,7 @@ TEST_F(Hot, LargeBlocksThatComeAgainStayWithTheirThread) {
   std::thread([] {
     SwingLarge();
     EXPECT_EQ(KeptLarge(), 2u);
+    hz3_free(hz3_malloc(700));  // so its heap is parked, not flushed
   }).join();
   EXPECT_EQ(KeptLarge(), 0u) << "a thread that ends keeps nothing";
   SwingLarge();
@@ -231,6 +232,46 @@ TEST_F(Hot, CachesStayWithinTheirBudgets) {
     EXPECT_LE(ClassStats(c).cached_objects * bytes, HZ3_HEAP_BYTES + HZ3_DEPOT_BYTES + 3 * bin_bytes) << bytes;
     EXPECT_EQ(ClassStats(c).live_objects, 0u);
   }
+}
+
+// The spares of all classes together, each of which is within its own.
+TEST_F(Hot, SparesOfAllClassesShareABudget) {
+  for (unsigned c = 1; hz3_size_classes[c].bytes <= 32 * HZ3_KIB; c++) {
+    std::vector<void *> blocks(200);
+    for (void *&block : blocks) block = hz3_malloc(hz3_size_classes[c].bytes);
+    for (void *block : blocks) hz3_free(block);
+    ExpectHeapIsSound();
+    OwnHeap()->last_tick_ms = hz3_os_now_ms();  // a tick would take the spares
+  }
+  if (HZ3_TICK_MS >= 100) {
+    EXPECT_GT(OwnHeap()->spare_bytes, size_t{HZ3_HEAP_BYTES} / 2) << "there was nothing to limit";
+  }
+}
+
+TEST_F(Hot, TheDepotKeepsNoFewMagazinesWhileMemoryIsGivenBack) {
+  const size_t kBytes = 1024;
+  std::vector<void *> blocks(3 * HZ3_MAGAZINE_CAPACITY + 10);
+  for (void *&block : blocks) block = hz3_malloc(kBytes);
+  for (size_t count = 16; count <= 1024 && !hz3_pages_is_giving_back(); count *= 2) {  // more than may stay dirty; nothing is touched
+    std::vector<void *> big(count);
+    for (void *&block : big) block = hz3_malloc(HZ3_MEDIUM_MAX);
+    for (void *block : big) hz3_free(block);
+  }
+  EXPECT_TRUE(hz3_pages_is_giving_back());
+  OwnHeap()->slow_calls = 0;  // no tick
+  for (void *block : blocks) hz3_free(block);
+  EXPECT_EQ(hz3_depot_objects(hz3_size_class_of(kBytes)), 0u);
+}
+
+TEST_F(Hot, RefillsBeginSmallAfterATrim) {
+  const unsigned c = hz3_size_class_of(64);
+  std::vector<void *> blocks(2000);
+  for (void *&block : blocks) block = hz3_malloc(64);
+  for (void *block : blocks) hz3_free(block);
+  hz3_trim();
+  void *block = hz3_malloc(64);
+  EXPECT_LE(hz3_heap_cached_objects(OwnHeap(), c), 7u);
+  hz3_free(block);
 }
 
 TEST_F(Hot, TrimGivesEverythingBack) {
@@ -340,6 +381,9 @@ TEST_F(Hot, ReallocWithinTheClassStaysInPlace) {
   void *moved = hz3_realloc(block, 100);
   EXPECT_LT(hz3_usable_size(moved), 1000u) << "most of the block would be wasted";
   hz3_free(moved);
+  moved = hz3_realloc(hz3_malloc(4 * HZ3_MIB), 100000);
+  EXPECT_EQ(Stats().large_blocks, 0u) << "so would be most of a large one";
+  hz3_free(moved);
 }
 
 TEST_F(Hot, ImpossibleSizesAreRefused) {
@@ -388,6 +432,55 @@ TEST_F(Hot, HeapsAreParkedAndAdopted) {
     }).join();
   }
   EXPECT_EQ(Stats().heaps, heaps);
+}
+
+// The one parked first is drained first, once it was parked long enough; heaps beyond the first few are of a crowd.
+TEST_F(Hot, HeapsAreDrainedInTheOrderInWhichTheyWereParked) {
+  std::atomic<int> begun{0}, may_end{0};
+  std::vector<std::thread> threads;
+  hz3_heap *heaps[HZ3_CROWD_HEAPS + 2];
+  const int count = HZ3_CROWD_HEAPS + 2;
+  for (int t = 0; t < count; t++) {
+    threads.emplace_back([&, t] {
+      hz3_free(hz3_malloc(700));
+      heaps[t] = OwnHeap();
+      begun++;
+      while (may_end <= t) std::this_thread::yield();
+    });
+  }
+  while (begun < count) std::this_thread::yield();
+  for (std::thread &thread : threads) {
+    may_end++;
+    thread.join();
+  }
+  EXPECT_EQ(hz3_heap_take_parked(0), nullptr) << "all were parked after that";
+  for (hz3_heap *parked : heaps) {
+    ASSERT_EQ(hz3_heap_take_parked(UINT64_MAX), parked);
+    hz3_heap_flush(parked);
+    EXPECT_EQ(parked->empty_count, 0u);
+    hz3_heap_put_parked(parked, 0);
+  }
+  int before_the_crowd = 0;
+  for (hz3_heap *heap = hz3_heap_first(); heap != nullptr; heap = heap->next_heap)
+    before_the_crowd += !heap->is_of_a_crowd && heap->state != HZ3_HEAP_SHARED;
+  EXPECT_EQ(before_the_crowd, HZ3_CROWD_HEAPS);
+}
+
+TEST_F(Hot, OneOfACrowdCachesFewBigBlocks) {
+  const unsigned c = hz3_size_class_of(32 * HZ3_KIB);
+  const bool before = OwnHeap()->is_of_a_crowd;
+  for (bool is_of_a_crowd : {true, false}) {
+    OwnHeap()->is_of_a_crowd = is_of_a_crowd;
+    OwnHeap()->slow_calls = 0;  // no tick
+    void *blocks[12];
+    for (void *&block : blocks) block = hz3_malloc(32 * HZ3_KIB);
+    for (void *block : blocks) hz3_free(block);
+    const size_t in_bin = OwnHeap()->bins[c].lo == nullptr ? 0 : static_cast<size_t>(OwnHeap()->bins[c].hi - OwnHeap()->bins[c].lo);
+    const size_t most = HZ3_MAGAZINE_BYTES / (32 * HZ3_KIB);
+    EXPECT_EQ(in_bin, is_of_a_crowd ? most : std::min<size_t>(HZ3_MAGAZINE_CAPACITY, 16));
+    hz3_trim();
+  }
+  OwnHeap()->is_of_a_crowd = before;
 }
 
 TEST_F(Hot, ThreadThatHoldsMuchLeavesLittle) {
@@ -583,13 +676,18 @@ TEST_F(Hot, BinsOfBigBlocksGrowAndGoAgain) {
   }
 }
 
-// The next slow path of this thread ticks, and finds that the class was in use, but seldom.
+// Zeroed, and of some size: that takes a slow path, whatever is cached.
+void TakeSlowPaths(int count) {
+  for (; count > 0; count--) hz3_free(hz3_calloc(40000));
+}
+
+// A tick of this thread, which finds that the class was in use, but seldom.
 void TickWhileSeldomUsed(unsigned c) {
   hz3_heap *heap = OwnHeap();
   heap->misses[c] = 0;
   heap->used_bits[c / 64] |= uint64_t{1} << (c % 64);
   heap->last_tick_ms = 0;
-  for (int calls = 0; calls < 1000 && heap->last_tick_ms == 0; calls++) hz3_free(hz3_malloc(HZ3_MEDIUM_MAX));
+  for (int calls = 0; calls < 1000 && heap->last_tick_ms == 0; calls++) TakeSlowPaths(1);
 }
 
 // A bin of which the class is to have none any more, since one block is more than it may hold, goes with what is in it: one of no
@@ -643,6 +741,64 @@ TEST_F(Hot, StatsAreSumsOverHeaps) {
   EXPECT_EQ(stats.live_bytes, 0u);
   release = true;
   for (std::thread &thread : threads) thread.join();
+}
+
+TEST_F(Hot, BinsOfBigBlocksDoNotGrowInOneDirection) {
+  const size_t bytes = 4 * HZ3_MAGAZINE_BYTES;
+  std::vector<void *> blocks(100);
+  for (void *&block : blocks) block = hz3_malloc(bytes);
+  EXPECT_EQ(OwnHeap()->level[hz3_size_class_of(bytes)], 0u);
+  for (void *block : blocks) hz3_free(block);
+  EXPECT_EQ(OwnHeap()->level[hz3_size_class_of(bytes)], 0u);
+}
+
+// What counts within a tick begins anew with the next; what a class in use has cached stays, until memory is wanted elsewhere.
+TEST_F(Hot, ATickBeginsAnew) {
+  const unsigned c = hz3_size_class_of(700);
+  hz3_free(hz3_malloc(700));
+  hz3_free(hz3_malloc(16));
+  TickWhileSeldomUsed(c);  // whatever tests before have trimmed
+  hz3_free(hz3_malloc(700));
+  hz3_free(hz3_malloc(16));
+  const size_t cached = hz3_heap_cached_objects(OwnHeap(), c);
+  ASSERT_GT(cached, 0u);
+  ASSERT_NE(OwnHeap()->refilled_bits[c / 64] & uint64_t{1} << (c % 64), 0u);
+  OwnHeap()->misses[c + 1] = 20;
+  TickWhileSeldomUsed(c);
+  EXPECT_EQ(OwnHeap()->misses[c + 1], 0u);
+  EXPECT_EQ(OwnHeap()->refilled_bits[c / 64] & uint64_t{1} << (c % 64), 0u);
+  EXPECT_EQ(hz3_heap_cached_objects(OwnHeap(), c), cached);
+  std::thread([] { hz3_trim(); }).join();
+  TickWhileSeldomUsed(c);
+  EXPECT_EQ(hz3_heap_cached_objects(OwnHeap(), c), 0u) << "another thread has trimmed";
+}
+
+TEST_F(Hot, WhoUsesLargeBlocksOnlyTicksToo) {
+  hz3_free(hz3_malloc(700));
+  hz3_free(hz3_malloc(16));
+  void *large = hz3_malloc(2 * HZ3_MIB);
+  memset(OwnHeap()->used_bits, 0, sizeof OwnHeap()->used_bits);
+  OwnHeap()->last_tick_ms = 0;
+  hz3_free(large);
+  EXPECT_EQ(hz3_heap_cached_objects(OwnHeap(), hz3_size_class_of(700)), 0u);
+}
+
+// Free slices and free ranges that nobody needs, while little is going on.
+TEST_F(Hot, TicksGiveIdleMemoryBack) {
+  for (size_t bytes : {HZ3_MEDIUM_MAX, 2 * HZ3_MIB}) {
+    std::vector<void *> blocks(HZ3_RETAIN_MIN_BYTES / bytes);
+    if (blocks.size() < 2) GTEST_SKIP() << "too little is retained";
+    for (void *&block : blocks) block = hz3_malloc(bytes);
+    for (void *block : blocks) hz3_free(block);
+    const size_t dirty = Stats().dirty_bytes;
+    ASSERT_GE(dirty, blocks.size() / 2 * bytes);
+    for (int tick = 0; tick < 4; tick++) {
+      WaitForATick();
+      TakeSlowPaths(64);
+    }
+    EXPECT_LE(Stats().dirty_bytes, dirty / 4 * 3) << bytes;
+    hz3_trim();
+  }
 }
 
 // With this many busy threads the budget of the process is the smaller one.
@@ -845,6 +1001,23 @@ TEST_F(Hot, ThreadsPastTheirDestructorsShareAHeap) {
   pthread_key_delete(late_key);
 }
 
+// Nobody counts on finding that heap warm.
+void CacheLate(void *) { hz3_free(hz3_malloc(700)); }
+
+TEST_F(Hot, TicksDrainTheSharedHeap) {
+  pthread_key_t key;
+  ASSERT_EQ(pthread_key_create(&key, CacheLate), 0);
+  std::thread([key] {
+    hz3_free(hz3_malloc(16));
+    pthread_setspecific(key, &key);
+  }).join();
+  const unsigned c = hz3_size_class_of(700);
+  EXPECT_GT(ClassStats(c).cached_objects, 0u);
+  DriveTicks(1);
+  EXPECT_EQ(ClassStats(c).cached_objects, 0u);
+  pthread_key_delete(key);
+}
+
 TEST_F(Hot, ChildOfAForkAllocatesAndFrees) {
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
@@ -1030,8 +1203,13 @@ TEST_F(HotDeathTest, NullWhenAddressSpaceIsUsedUpAndBackAfterwards) {
   HZ3_REQUIRE(block != nullptr);
   memset(block, 3, kFull);
   hz3_test::RefuseCall(SYS_mmap);
+  errno = 4321;
   block = static_cast<char *>(hz3_realloc(block, kFull + 1));
-  HZ3_REQUIRE(block != nullptr && IsFilled(block, kFull, 3));
+  HZ3_REQUIRE(block != nullptr && IsFilled(block, kFull, 3) && errno == 4321);
+  // Without memory even for a smaller block it stays where it is.
+  while (hz3_malloc(100) != nullptr) continue;
+  errno = 4321;
+  HZ3_REQUIRE(hz3_realloc(block, 100) == block && errno == 4321);
   hz3_free(block);
   _exit(0);
 }

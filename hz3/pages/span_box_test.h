@@ -253,8 +253,35 @@ TEST_P(SpanBoxTest, HollowSpansGiveTheirPagesBack) {
   }
   EXPECT_EQ(Fetch(kSpans * (per_span_ - 1)).size(), objects.size()) << "their objects are served again";
   EXPECT_EQ(kBox.spans(c_), kSpans);
+  for (void *object : kept) EXPECT_EQ(hz3_pages_span_of(object)->purged_ms, 0u) << "it is in use again";
   hz3_pages_purge_idle();
   EXPECT_FALSE(hz3_pages_is_giving_back()) << "that was early";
+}
+
+// What is purged within a hollow span may have to come back, page by page: not for a span of a class that does not shrink, nor while
+// no memory is given back, nor where the few objects out are more than a quarter of all.
+TEST_P(SpanBoxTest, HollowSpansKeepTheirPagesWhereTheyMayBeOfUse) {
+  if (HZ3_CHECKED || per_span_ < 6) GTEST_SKIP() << "no span is hollow";
+  struct {
+    size_t spans, shrunk, kept;
+    bool is_giving_back;
+  } const kLoads[] = {{4, 1, 1, true}, {1, 1, 1, false}, {2, 2, per_span_ < 16 ? per_span_ / 4 + 1 : 5, true}};
+  for (auto [spans, shrunk, kept, is_giving_back] : kLoads) {
+    std::vector<void *> all = Fetch(spans * per_span_), objects;
+    std::sort(all.begin(), all.end());
+    for (size_t i = 0; i < shrunk * per_span_; i++)
+      if (i % per_span_ >= kept) objects.push_back(all[i]);
+    for (void *object : objects) memset(object, 1, bytes_);
+    hz3_pages_purge_idle();
+    if (is_giving_back) StartGivingBack();
+    EXPECT_EQ(hz3_pages_is_giving_back(), is_giving_back);
+    for (void *object : objects) Release({object});
+    char *freed = BaseOf(objects.back()) + hz3_round_down(static_cast<size_t>(static_cast<char *>(objects.back()) - BaseOf(objects.back())), hz3_os_page_bytes());
+    EXPECT_TRUE(IsResident(freed)) << spans << " spans, " << kept << " objects out";
+    EXPECT_EQ(hz3_pages_span_of(objects.back())->purged_ms, 0u);
+    ReleaseAll();
+    hz3_pages_trim(true);
+  }
 }
 
 // Half of the objects, and what was never handed out, whatever the order in which they went: no page stays but those of live objects.
@@ -298,6 +325,21 @@ TEST_P(SpanBoxTest, PurgeGivesBackEveryPageBetweenObjects) {
   size_t held = kBox.spans(c_), room = held * per_span_ - live_.size();
   EXPECT_EQ(Fetch(room).size(), room) << "their objects are served again";
   EXPECT_EQ(kBox.spans(c_), held);
+}
+
+// A huge page makes resident what was never handed out.
+TEST_P(SpanBoxTest, PurgeGivesBackWhatNobodyUsedIfItIsThere) {
+  if (HZ3_CHECKED || per_span_ < 4) GTEST_SKIP() << "no room behind what is carved, or memory without access";
+  const size_t page = hz3_os_page_bytes();
+  std::vector<void *> objects = Fetch(2);
+  hz3_span *span = hz3_pages_span_of(objects[0]);
+  ASSERT_TRUE(span->is_clean);
+  char *last = span->base + span->slices * HZ3_SLICE_BYTES - page;
+  hz3_pages_purge_idle();  // there is none: the span is not purged as hollow before
+  Release({objects[0]});
+  last[0] = 0;  // as the kernel does
+  EXPECT_TRUE(kBox.purge(c_));
+  EXPECT_FALSE(IsResident(last));
 }
 
 // An object that comes back makes its span worth another purge, and only that; what is live and what comes again is no reason.
