@@ -209,6 +209,23 @@ TEST_F(Large, OnlyTheStartIsABlock) {
   EXPECT_FALSE(Owns(block));
 }
 
+TEST_F(Large, ABlockHoldsWhatItsUserMayWrite) {
+  char *block = Alloc(HZ3_MIB + 1);
+  size_t usable = hz3_large_usable_bytes(block);
+  EXPECT_TRUE(hz3_large_holds(block));
+  EXPECT_TRUE(hz3_large_holds(block + usable - 1));
+  EXPECT_FALSE(hz3_large_holds(block + usable)) << "a page that nobody may use";
+}
+
+TEST_F(Large, ABlockBeginsWithoutANote) {
+  char *block = Alloc(3 * HZ3_MIB);
+  memset(hz3_large_note(block), 1, sizeof(struct hz3_large_note));
+  Free(block);
+  ASSERT_EQ(Alloc(3 * HZ3_MIB), block);
+  const char *note = reinterpret_cast<const char *>(hz3_large_note(block));
+  EXPECT_TRUE(IsFilled(note, sizeof(struct hz3_large_note), 0));
+}
+
 TEST_F(Large, FreeNeighboursMergeAndAreSplitAgain) {
   std::vector<char *> blocks;
   char *whole = Alloc(40 * HZ3_MIB);
