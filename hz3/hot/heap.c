@@ -20,8 +20,6 @@
 // Objects that all parked heaps together may hold; a thread that exits beyond it gives its objects back at once. Those that a fork
 // leaves behind come on top.
 #define PARKED_MAX_BYTES (8 * HZ3_MIB)
-// As many threads that allocated a little of everything once, and sleep, may keep 2 to 3 MB each; further ones less.
-enum { CROWD_HEAPS = 32 };
 
 const struct hz3_heap hz3_heap_empty;
 __thread uintptr_t hz3_heap_offset;
@@ -116,7 +114,7 @@ static struct hz3_heap *adopt_heap(void) {
   heap->next_heap = all_heaps;
   all_heaps = heap;
   heap->home = (uint8_t)(heap_count % home_count);
-  heap->is_of_a_crowd = heap_count >= CROWD_HEAPS;
+  heap->is_of_a_crowd = heap_count >= HZ3_CROWD_HEAPS;
   hz3_add_to_figure(&heap_count, 1);
   hz3_lock_release(&heaps_lock);
   return heap;

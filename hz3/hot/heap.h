@@ -13,6 +13,9 @@
 
 HZ3_BEGIN_DECLS
 
+// As many threads that allocated a little of everything once, and sleep, may keep 2 to 3 MB each; further ones less.
+enum { HZ3_CROWD_HEAPS = 32 };
+
 enum hz3_heap_state { HZ3_HEAP_PARKED, HZ3_HEAP_OWNED, HZ3_HEAP_SHARED, HZ3_HEAP_ABANDONED };
 
 struct hz3_heap {
@@ -24,7 +27,7 @@ struct hz3_heap {
   uint8_t misses[HZ3_CLASS_COUNT];      // slow paths since the last tick
   uint8_t home;                         // of the spans that it fetches from
   uint8_t state;                        // enum hz3_heap_state, lock HEAPS
-  bool is_of_a_crowd;                   // there were CROWD_HEAPS (heap.c) before it: bins of big objects hold fewer, until they grow; never changes
+  bool is_of_a_crowd;                   // there were HZ3_CROWD_HEAPS before it: bins of big objects hold fewer, until they grow; never changes
   bool is_busy;                         // in a slow path, or being emptied: what fork finds in a bin is not to be trusted
   uint16_t empty_count;
   uint32_t slow_calls;
