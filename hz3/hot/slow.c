@@ -37,7 +37,8 @@ enum {
   FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking
   FEWEST_IN_DEPOT = 2,             // magazines of a class that the depot may keep while no memory is being given back
   OBJECTS_PER_TICK = 64 * 1024,    // that a tick takes out of the depot, and
-  HEAPS_PER_TICK = 16              // parked heaps that it drains: no more than a caller can wait for, 1 to 3 ms
+  HEAPS_PER_TICK = 16,             // parked heaps that it drains, and
+  SPANS_PER_TICK = 64              // spans that it purges within: no more than a caller can wait for, 1 to 3 ms
 };
 
 // Atomic, all relaxed: nothing is published by them, and a bound that is a moment old is as good.
@@ -341,6 +342,14 @@ static void drain_shared(void) {
   hz3_heap_leave(heap);
 }
 
+// Of a class that is shrinking, spans of which little is out: what is left may live long.
+static void purge_sparse_spans(void) {
+  size_t left = SPANS_PER_TICK;
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT && left > 0; c++) {
+    if (shrinking_capacity(c, 1) != 0) left -= hz3_class_purge_sparse(c, left);
+  }
+}
+
 static void tick_own(struct hz3_heap *heap, uint64_t now) {
   heap->last_tick_ms = now;
   uint32_t epoch = __atomic_load_n(&trim_epoch, __ATOMIC_RELAXED);
@@ -371,6 +380,7 @@ static void tick(struct hz3_heap *heap) {
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) left -= hz3_min(left, drain_depot(heap, c, (unused[c] + 1) / 2, left));
   drain_parked(now - HZ3_TICK_MS, HEAPS_PER_TICK);
   drain_shared();
+  if (!hz3_pages_are_hollow_purges_early()) purge_sparse_spans();
   hz3_pages_purge_idle();
   hz3_large_purge_idle();
 }

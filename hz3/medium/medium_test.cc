@@ -15,7 +15,7 @@ const unsigned kFirst = HZ3_SMALL_CLASS_LAST + 1, kLast = HZ3_CLASS_COUNT - 1;
 
 }  // namespace
 
-const SpanBox kBox = {FetchAndForget,   hz3_medium_release,      hz3_medium_purge,        hz3_medium_live_objects,
+const SpanBox kBox = {FetchAndForget,   hz3_medium_release,      hz3_medium_purge,        hz3_medium_purge_sparse, hz3_medium_live_objects,
                       hz3_medium_spans, hz3_medium_fork_prepare, hz3_medium_fork_release, kFirst};
 
 INSTANTIATE_TEST_SUITE_P(Medium, SpanBoxTest, testing::Range(kFirst, kLast + 1), ClassName);

@@ -77,9 +77,13 @@ size_t hz3_huge_pages_ask(char *start, size_t bytes);
 // Whether at the last tick, or since, there was much more dirty free memory than needed, and none was purged too early since: a
 // hint, lock-free.
 bool hz3_pages_is_giving_back(void);
-// Objects of a span are handed out again of which pages were purged at that time. If that was too early, ticks do not start
-// giving back for a second.
+// Pages of a span in use are about to be purged.
+void hz3_pages_note_hollow_purge(void);
+// Objects of a span are handed out again of which pages were purged at that time.
 void hz3_pages_note_hollow_use(uint32_t purged_ms);
+// Whether more than a quarter of those spans were used again within a second, lately: the last ten ticks or so. Ticks then do not purge
+// within spans, nor start giving back.
+bool hz3_pages_are_hollow_purges_early(void);
 // For the tick: gives dirty free memory back that nobody needed since the last call, see hz3_idle_keep.
 void hz3_pages_purge_idle(void);
 // Gives every free slice back to the kernel; with `unmap`, wholly free chunks leave the address space too.

@@ -540,8 +540,8 @@ TEST_F(Pages, AdviceMakesFewMappings) {
   EXPECT_EQ(hz3_pages.newest, nullptr);
 }
 
-// A span that is used again right after its pages were purged says that ticks came too early for all of them.
-TEST_F(Pages, TicksSpareHollowSpansForASecondAfterEarlyUse) {
+// Spans that are used again right after their pages were purged say that ticks came too early, if they are more than a quarter of them.
+TEST_F(Pages, TicksSpareHollowSpansAfterEarlyUse) {
   auto gives_back = [this] {
     std::vector<hz3_span *> spans;
     for (int i = 0; i < HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
@@ -555,9 +555,20 @@ TEST_F(Pages, TicksSpareHollowSpansForASecondAfterEarlyUse) {
   hz3_pages_note_hollow_use(now - 2000);
   EXPECT_TRUE(gives_back()) << "that was not early";
   hz3_pages_note_hollow_use(now);
+  EXPECT_TRUE(hz3_pages_are_hollow_purges_early());
+  EXPECT_TRUE(gives_back()) << "one is forgotten soon";
+  for (int i = 0; i < 10; i++) hz3_pages_note_hollow_use(now);
   EXPECT_FALSE(gives_back());
-  hz3_pages.hollow_regret_ms -= 1001;
-  EXPECT_TRUE(gives_back());
+  hz3_pages.hollow_regrets = 0;
+  for (int i = 0; i < 100; i++) hz3_pages_note_hollow_purge();
+  for (int i = 0; i < 20; i++) hz3_pages_note_hollow_use(now);
+  EXPECT_FALSE(hz3_pages_are_hollow_purges_early()) << "a fifth";
+  for (int i = 0; i < 10; i++) hz3_pages_note_hollow_use(now);
+  EXPECT_TRUE(hz3_pages_are_hollow_purges_early());
+  int ticks = 0;
+  for (; ticks < 100 && hz3_pages_are_hollow_purges_early(); ticks++) hz3_pages_purge_idle();
+  EXPECT_GE(ticks, 10);
+  EXPECT_LE(ticks, 50);
 }
 
 TEST_F(Pages, TicksGiveHalfOfWhatNobodyNeeded) {
@@ -600,7 +611,7 @@ TEST_F(Pages, LittleIdleMemoryIsNoReasonToPurgeWithinSpans) {
     for (size_t i = 0; i < slices; i++) spans.push_back(Alloc(kSliceClass));
     for (hz3_span *span : spans) Free(span);
     hz3_pages_purge_idle();
-    hz3_pages.hollow_regret_ms = 0;
+    hz3_pages.hollow_regrets = 0;
     hz3_pages_purge_idle();
     EXPECT_EQ(hz3_pages_is_giving_back(), slices == 40) << "half of " << slices << " slices goes";
     hz3_pages_trim(true);

@@ -15,6 +15,8 @@ enum { LOW_SHARE = 8 };
 enum { IDLE_PURGE_MOST_BYTES = 32 * HZ3_MIB };
 // A tick that finds less than this is no reason to purge within spans, too: of a small heap that mostly comes back at once.
 enum { GIVING_BACK_MIN_BYTES = HZ3_RETAIN_MIN_BYTES / 8 };
+// Of the spans that were purged within, more than one in so many used again too early is too many; a tick forgets one in so many of both.
+enum { REGRET_SHARE = 4, TICKS_REMEMBERED = 8 };
 // Among so many of the chunks that have been dirty longest, one with a free half is looked for.
 enum { HALF_TRIES = 16 };
 
@@ -155,9 +157,21 @@ static bool purge_oldest_locked(unsigned *slices) {
   return true;
 }
 
+void hz3_pages_note_hollow_purge(void) { __atomic_fetch_add(&hz3_pages.hollow_purges, 1, __ATOMIC_RELAXED); }
+
 void hz3_pages_note_hollow_use(uint32_t purged_ms) {
-  uint64_t now = hz3_os_now_ms();
-  if ((uint32_t)now - purged_ms <= REGRET_MS) __atomic_store_n(&hz3_pages.hollow_regret_ms, now, __ATOMIC_RELAXED);
+  if ((uint32_t)hz3_os_now_ms() - purged_ms <= REGRET_MS) __atomic_fetch_add(&hz3_pages.hollow_regrets, 1, __ATOMIC_RELAXED);
+}
+
+bool hz3_pages_are_hollow_purges_early(void) {
+  uint32_t purges = __atomic_load_n(&hz3_pages.hollow_purges, __ATOMIC_RELAXED);
+  return __atomic_load_n(&hz3_pages.hollow_regrets, __ATOMIC_RELAXED) > purges / REGRET_SHARE;
+}
+
+// Rounded up, so that nothing is remembered for ever.
+static void forget_some(uint32_t *count) {
+  uint32_t now = __atomic_load_n(count, __ATOMIC_RELAXED);
+  __atomic_fetch_sub(count, (now + TICKS_REMEMBERED - 1) / TICKS_REMEMBERED, __ATOMIC_RELAXED);
 }
 
 bool hz3_pages_purge_to(size_t keep_bytes) {
@@ -176,7 +190,9 @@ void hz3_pages_purge_idle(void) {
   hz3_lock_acquire(&hz3_pages.lock);
   size_t keep_bytes = hz3_idle_keep(hz3_pages.dirty_slices * HZ3_SLICE_BYTES, hz3_pages.dirty_low_water * HZ3_SLICE_BYTES);
   size_t keep = hz3_round_up(keep_bytes, HZ3_SLICE_BYTES) / HZ3_SLICE_BYTES;
-  bool is_early = hz3_os_now_ms() - __atomic_load_n(&hz3_pages.hollow_regret_ms, __ATOMIC_RELAXED) <= REGRET_MS;
+  bool is_early = hz3_pages_are_hollow_purges_early();
+  forget_some(&hz3_pages.hollow_purges);
+  forget_some(&hz3_pages.hollow_regrets);
   size_t left = hz3_pages.dirty_slices - keep;  // not also what others free meanwhile
   hz3_pages_set_giving_back(left * HZ3_SLICE_BYTES >= GIVING_BACK_MIN_BYTES && !is_early);
   for (unsigned slices; left > 0 && hz3_pages.dirty_slices > keep && purge_oldest_locked(&slices);) left -= hz3_min(left, slices);

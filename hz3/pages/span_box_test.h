@@ -32,6 +32,7 @@ struct SpanBox {
   size_t (*fetch)(unsigned home, unsigned size_class, void **out, size_t count);
   void (*release)(unsigned size_class, void **objects, size_t count);
   bool (*purge)(unsigned size_class);
+  void (*purge_sparse)(unsigned size_class, size_t *left);
   size_t (*live_objects)(unsigned size_class);
   size_t (*spans)(unsigned size_class);
   void (*fork_prepare)();
@@ -128,7 +129,7 @@ TEST_P(SpanBoxTest, SpansAreOnTheListOfTheirRoom) {
     for (void *object : objects) {
       hz3_span *span = hz3_pages_span_of(object);
       size_t room = span->free_count + per_span_ - span->carved;
-      size_t list = room == 0 ? size_t{HZ3_SPAN_NO_LIST} : size_t{room * 4 >= per_span_} + size_t{room * 2 >= per_span_};
+      size_t list = room == 0 ? size_t{HZ3_SPAN_NO_LIST} : size_t{room * 4 >= per_span_} + size_t{room * 2 >= per_span_} + size_t{room * 4 >= per_span_ * 3};
       ASSERT_EQ(size_t{span->list}, list) << room << " of " << per_span_;
     }
     size_t portion = std::min<size_t>(objects.size(), 1 + random() % (1 + per_span_ / 8));
@@ -282,6 +283,39 @@ TEST_P(SpanBoxTest, HollowSpansKeepTheirPagesWhereTheyMayBeOfUse) {
     ReleaseAll();
     hz3_pages_trim(true);
   }
+}
+
+// Spans of which less than a quarter is out, as many as may, and each again only when half of that came back; fetches take others first.
+TEST_P(SpanBoxTest, SparseSpansGiveTheirPagesBackToTicks) {
+  if (HZ3_CHECKED || per_span_ < 32) GTEST_SKIP() << "the pattern in free blocks stays, or what is sparse is hollow";
+  const size_t kSpans = 3, kept = per_span_ / 5;
+  auto sparse = [this](size_t most) { return kBox.purge_sparse(c_, most); };
+  std::vector<void *> objects = Fetch(kSpans * per_span_);
+  for (void *object : objects) memset(object, 1, bytes_);
+  std::sort(objects.begin(), objects.end());
+  EXPECT_EQ(sparse(100), 0u) << "no span has room";
+  for (size_t span = 0; span < kSpans; span++) {
+    auto first = objects.begin() + static_cast<ptrdiff_t>(span * per_span_);
+    Release({first + static_cast<ptrdiff_t>(kept), first + static_cast<ptrdiff_t>(per_span_)});
+    EXPECT_TRUE(IsResident(BaseOf(*first) + hz3_size_classes[c_].slices * HZ3_SLICE_BYTES - 3 * hz3_os_page_bytes()));
+  }
+  EXPECT_EQ(sparse(2), 2u);
+  char *unpurged = nullptr;
+  for (size_t span = 0; span < kSpans; span++) {
+    char *base = BaseOf(objects[span * per_span_]);
+    if (IsResident(base + hz3_size_classes[c_].slices * HZ3_SLICE_BYTES - 3 * hz3_os_page_bytes())) unpurged = base;
+  }
+  ASSERT_NE(unpurged, nullptr) << "one is left";
+  void *taken = Fetch(1)[0];
+  EXPECT_EQ(BaseOf(taken), unpurged) << "whose pages are there comes first";
+  Release({taken});
+  EXPECT_EQ(sparse(100), 1u);
+  EXPECT_EQ(sparse(100), 0u);
+  Release({objects[0]});
+  EXPECT_EQ(sparse(100), 0u) << "one object is not half of them";
+  if (kept < 11) return;  // hollow before half of them is back
+  Release({objects.begin() + 1, objects.begin() + static_cast<ptrdiff_t>((kept + 1) / 2)});
+  EXPECT_EQ(sparse(100), 1u);
 }
 
 // Half of the objects, and what was never handed out, whatever the order in which they went: no page stays but those of live objects.

@@ -13,6 +13,9 @@ enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that 
 // the objects go, too, and once more when one is left. Those left mostly are in the caches of threads that may stay silent
 // (docs/decisions/0023).
 enum { HOLLOW_OBJECTS = 4 };
+// On the last list less than a quarter of a span is out. If its class is shrinking, a tick gives the pages between the objects back, and
+// again with each half of them that comes back until the span is hollow. Such spans come at the end of the list.
+enum { SPARSE_LIST = HZ3_SPAN_LISTS - 1 };
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
 #define FITS_MOST_WORDS(class, below, bytes, slices, objects) \
   _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits");
@@ -42,11 +45,22 @@ static void link_locked(struct hz3_span_store *store, struct hz3_span *span, uin
   span->list = list;
 }
 
-// The free count at which a span on `list` is to be looked at again: when the next list is due, or when it is hollow, and then
-// with each object that comes back.
+// Where it is used last, and found last by the next tick.
+static void link_last_locked(struct hz3_span_store *store, struct hz3_span *span, uint8_t list) {
+  struct hz3_span *first = store->lists[list];
+  link_locked(store, span, list);
+  if (first == NULL) return;
+  store->lists[list] = first;
+  span->prev->next = span;
+  span->next = NULL;
+}
+
+// The free count at which a span on `list` is to be looked at again: when the next list is due, if it was purged when half of what is
+// out came back, or when it is hollow, and then with each object that comes back.
 static uint32_t next_settle(const struct hz3_span *span, uint8_t list, size_t objects) {
-  const size_t next_room[HZ3_SPAN_LISTS] = {(objects + 3) / 4, (objects + 1) / 2, SIZE_MAX / 2};
-  size_t next = span->free_count + (next_room[list] - room_of(span));
+  const size_t next_room[HZ3_SPAN_LISTS] = {(objects + 3) / 4, (objects + 1) / 2, (objects * 3 + 3) / 4, SIZE_MAX / 2};
+  size_t next = span->free_count + (next_room[list] - room_of(span)), out = span->carved - span->free_count;
+  if (list == SPARSE_LIST && span->purged_ms != 0) next = hz3_min(next, span->free_count + (out + 1) / 2);
   next = hz3_min(next, span->carved - hz3_min(span->carved, HOLLOW_OBJECTS));
   return (uint32_t)hz3_max(next, span->free_count + 1);
 }
@@ -55,11 +69,11 @@ static uint32_t next_settle(const struct hz3_span *span, uint8_t list, size_t ob
 static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   if (span->list == HZ3_SPAN_OFF_LISTS) return;
   size_t room = room_of(span), objects = hz3_size_classes[span->size_class].objects;
-  uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects));
+  uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects) + (room * 4 >= objects * 3));
   span->settle_at = list == HZ3_SPAN_NO_LIST ? 0 : next_settle(span, list, objects);
   if (list == span->list) return;
   unlink_locked(store, span);
-  if (list != HZ3_SPAN_NO_LIST) link_locked(store, span, list);
+  if (list != HZ3_SPAN_NO_LIST) (span->purged_ms == 0 ? link_locked : link_last_locked)(store, span, list);
 }
 
 static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
@@ -210,18 +224,27 @@ static void place_locked(struct hz3_span_store *store, struct hz3_span *span, st
   off->retired = span;
 }
 
+static void take_to_purge_locked(struct hz3_span_store *store, struct hz3_span *span) {
+  unlist_locked(store, span);
+  span->purged_ms = (uint32_t)hz3_max((uint32_t)hz3_os_now_ms(), 1);
+  hz3_pages_note_hollow_purge();
+}
+
 // After `count` objects of the span came back, its free count has reached `settle_at`.
 static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_span *span, size_t count, struct off_list *off) {
   uint32_t out = span->carved - span->free_count, out_before = out + (uint32_t)count;
   uint32_t objects = hz3_size_classes[span->size_class].objects;
   bool has_crossed = (out <= HOLLOW_OBJECTS && out_before > HOLLOW_OBJECTS) || (out == 1 && out_before > 1);
   bool is_hollow = has_crossed && out > 0 && out * 4 <= objects;
+  if (span->list == SPARSE_LIST && span->purged_ms != 0 && out > HOLLOW_OBJECTS) {
+    unlink_locked(store, span);  // to the front
+    span->purged_ms = 0;
+  }
   if (HZ3_CHECKED || !is_hollow || span->list == HZ3_SPAN_OFF_LISTS || !hz3_pages_is_giving_back() || !is_shrinking(store, objects)) {
     place_locked(store, span, off);
     return;
   }
-  unlist_locked(store, span);
-  span->purged_ms = (uint32_t)hz3_max((uint32_t)hz3_os_now_ms(), 1);
+  take_to_purge_locked(store, span);
   span->next = off->hollow;
   off->hollow = span;
 }
@@ -323,6 +346,24 @@ bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct
   }
   free_all(off.retired, free_span);
   return any;
+}
+
+static struct hz3_span *take_sparse(struct hz3_span_store *store) {
+  hz3_lock_acquire(&store->lock);
+  struct hz3_span *span = store->lists[SPARSE_LIST];
+  if (span != NULL && span->purged_ms != 0) span = NULL;  // and all behind it
+  if (span != NULL) take_to_purge_locked(store, span);
+  hz3_lock_release(&store->lock);
+  return span;
+}
+
+size_t hz3_span_store_purge_sparse(struct hz3_span_store *store, size_t most, void (*free_span)(struct hz3_span *span)) {
+  struct off_list off = {NULL, NULL};
+  size_t count = 0;
+  if (HZ3_CHECKED) return 0;
+  for (struct hz3_span *span; count < most && (span = take_sparse(store)) != NULL; count++) purge_inside(store, span, &off);
+  free_all(off.retired, free_span);
+  return count;
 }
 
 // `count` objects of the span are marked as free.

@@ -17,7 +17,7 @@
 #include "hz3/base/refuse_test.h"
 #include "hz3/pages/span_box_test.h"
 
-const SpanBox kBox = {hz3_small_fetch, hz3_small_release,      hz3_small_purge,        hz3_small_live_objects,
+const SpanBox kBox = {hz3_small_fetch, hz3_small_release,      hz3_small_purge,        hz3_small_purge_sparse, hz3_small_live_objects,
                       hz3_small_spans, hz3_small_fork_prepare, hz3_small_fork_release, 1};
 
 INSTANTIATE_TEST_SUITE_P(Small, SpanBoxTest, testing::Range(1u, HZ3_SMALL_CLASS_LAST + 1u), ClassName);

@@ -155,6 +155,27 @@ SCENARIO(half_freed_at_random_and_trimmed) {
 constexpr size_t kRing = 4096;
 std::atomic<void*> ring[kRing];
 
+// One block in twenty lives on, some in each span, while other sizes come and go.
+SCENARIO(few_of_each_span_live_on) {
+  constexpr size_t kBlocks = 160000, kGuests = 200;
+  static void* blocks[kBlocks];
+  static void* guests[kGuests];
+  memset(blocks, 0, sizeof blocks);
+  Random random(5);
+  long before = resident_kb();
+  for (void*& p : blocks) p = touched(500 + random.below(500));
+  for (size_t i = kBlocks - 1; i > 0; i--) std::swap(blocks[i], blocks[random.below(i + 1)]);
+  long peak = resident_kb() - before;
+  for (size_t i = kBlocks / 20; i < kBlocks; i++) free(blocks[i]);
+  for (double start = now(); now() < start + 5; usleep(1000)) {
+    size_t size = 1 + random.below(400);
+    for (void*& guest : guests) guest = touched(size);
+    for (void* guest : guests) free(guest);
+  }
+  // A page holds five of the blocks: one page in four has one of those that live. Canaries are in free blocks, too.
+  require_at_most("few live on", resident_kb() - before, hz3_test::lane() == "checked" ? peak * 5 / 4 : peak * 45 / 100);
+}
+
 SCENARIO(ring_of_producer_and_consumer) {
   static std::atomic<bool> stop{false};
   memset(static_cast<void*>(ring), 0, sizeof ring);
@@ -449,7 +470,7 @@ TEST_P(MemoryTest, StaysWithinItsLimit) {
 INSTANTIATE_TEST_SUITE_P(All, MemoryTest,
                          testing::Values("freed_in_order", "freed_at_random", "freed_by_a_thread_that_stays",
                                          "freed_by_threads_that_end", "freed_but_for_neighbourhoods",
-                                         "half_freed_at_random_and_trimmed",
+                                         "half_freed_at_random_and_trimmed", "few_of_each_span_live_on",
                                          "ring_of_producer_and_consumer", "thread_that_only_frees",
                                          "thread_that_only_frees_mixed_sizes", "dead_threads_are_reused",
                                          "a_thousand_threads_with_little", "a_crowd_that_was_busy_once", "burst_then_silence",
