@@ -21,7 +21,7 @@
 #include "hz3/small/small.h"
 
 enum {
-  SLOW_CALLS_PER_CLOCK = 64,       // how often a slow path looks at the clock
+  SLOW_CALLS_PER_CLOCK = 16,       // how often a slow path looks at the clock
   LARGE_TICK_MS = 500,             // since the last tick of a thread; then it ticks with a large block that it frees, too
   FEWEST_OBJECTS = 16,             // a full bin of any class up to this size, but for heaps of a crowd:
   FEWEST_OBJECTS_BYTES = 32 * 1024,
