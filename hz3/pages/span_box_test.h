@@ -32,7 +32,7 @@ struct SpanBox {
   size_t (*fetch)(unsigned home, unsigned size_class, void **out, size_t count);
   void (*release)(unsigned size_class, void **objects, size_t count);
   bool (*purge)(unsigned size_class);
-  void (*purge_sparse)(unsigned size_class, size_t *left);
+  size_t (*purge_sparse)(unsigned size_class, size_t most);
   size_t (*live_objects)(unsigned size_class);
   size_t (*spans)(unsigned size_class);
   void (*fork_prepare)();
