@@ -430,9 +430,8 @@ static size_t refill_count(struct hz3_heap *heap, unsigned c, const struct hz3_m
   return count;
 }
 
-// Puts objects into an empty bin: own spare, the depot, the spans. False when out of memory.
+// Puts objects into an empty bin: own spare, the depot, the spans. False when out of memory. *is_clean: changed only if they are from spans.
 static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
-  *is_clean = false;
   struct hz3_magazine *spare = spare_of(heap, c);
   if (spare != NULL && spare->count > 0) {
     draw_from_spare(heap, c, spare);

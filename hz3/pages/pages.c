@@ -189,7 +189,6 @@ static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, uint64_t dir
   chunk->purged = chunk->refused = 0;
   chunk->huge = is_huge ? ~(uint64_t)0 : 0;
   chunk->closed = is_closed ? ~(uint64_t)0 : 0;
-  __builtin_memset(chunk->used_by, 0, sizeof chunk->used_by);
   hz3_chunk_join_locked(chunk);
   hz3_add_to_figure(&hz3_pages.chunks, 1);
   hz3_pages.free_slices += HZ3_CHUNK_SLICES;
