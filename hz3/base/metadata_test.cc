@@ -38,6 +38,23 @@ TEST(Metadata, IsZeroedAlignedAndApart) {
   for (size_t i = 1; i < blocks.size(); i++) EXPECT_LE(blocks[i - 1].first + blocks[i - 1].second, blocks[i].first);
 }
 
+// Wherever a mapping ends: what would fit there, but not at its alignment, goes to the next one.
+TEST(Metadata, NothingReachesBeyondItsMapping) {
+  constexpr size_t kBytes = 100, kLeft = 104, kPage = 4096;
+  size_t before = hz3_metadata_bytes();
+  std::vector<char *> blocks;
+  while (hz3_metadata_bytes() - before < 3 * 256 * 1024) {
+    char *word = static_cast<char *>(hz3_metadata_alloc(8));
+    memset(word, 0xff, 8);
+    if (reinterpret_cast<uintptr_t>(word + 8) % kPage != kPage - kLeft) continue;
+    char *block = static_cast<char *>(hz3_metadata_alloc(kBytes));
+    EXPECT_TRUE(IsZero(block, kBytes));
+    blocks.push_back(block);
+  }
+  ASSERT_GE(blocks.size(), 100u);
+  for (char *block : blocks) EXPECT_TRUE(IsZero(block, kBytes)) << "it is somebody else's, too";
+}
+
 TEST(Metadata, CountsWhatIsMapped) {
   size_t before = hz3_metadata_bytes();
   ASSERT_NE(hz3_metadata_alloc(3 << 20), nullptr);
