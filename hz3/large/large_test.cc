@@ -951,6 +951,36 @@ TEST(LargeDeathTest, NullWhenAddressSpaceIsUsedUpAndBackAfterwards) {
 
 TEST(LargeDeathTest, GrowsWithoutRoomToGrowOn) { EXPECT_EXIT(GrowWithoutRoomToGrowOn(), testing::ExitedWithCode(0), ""); }
 
+// Where there is room for what the block lacks only, and behind it: it stays, and counts with all that it is now.
+[[noreturn]] void GrowWhereItIs() {
+  const size_t kBytes = 40 * HZ3_MIB, kMore = 60 * HZ3_MIB;
+  char *above, *block = static_cast<char *>(hz3_large_alloc(kBytes, 1, false));
+  do {
+    above = block;
+    block = static_cast<char *>(hz3_large_alloc(kBytes, 1, false));
+  } while (above != block + kBytes);  // the first may fill a gap
+  HZ3_REQUIRE(hz3_large_free(above));
+  hz3_large_trim(true);
+  const size_t others = Stats().live_bytes - kBytes;
+  memset(block, 5, kBytes);
+  size_t most = hz3_test::AddressSpaceBytes() + 30 * HZ3_MIB;
+  rlimit limit = {most, most};
+  HZ3_REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
+  HZ3_REQUIRE(hz3_large_grow(block, kMore) == block);
+  HZ3_REQUIRE(hz3_large_usable_bytes(block) == kMore && Stats().live_bytes == others + kMore && Stats().mapped_bytes == others + kMore);
+  HZ3_REQUIRE(IsFilled(block, kBytes, 5) && IsFilled(block + kBytes, kMore - kBytes, 0));
+  memset(block, 6, kMore);
+  HZ3_REQUIRE(hz3_large_free(block) == kMore);
+  HZ3_REQUIRE(Stats().live_bytes == others);
+  ExpectRangesAreSound();
+  HZ3_REQUIRE(!testing::Test::HasFailure());
+  char *zero = static_cast<char *>(hz3_large_alloc(kMore, 1, true));
+  HZ3_REQUIRE(zero != nullptr && IsFilled(zero, kMore, 0));
+  _exit(0);
+}
+
+TEST(LargeDeathTest, GrowsWhereItIsIfThereIsRoomForThatOnly) { EXPECT_EXIT(GrowWhereItIs(), testing::ExitedWithCode(0), ""); }
+
 // Above 16 MiB the pages are to be moved. With more mapped already than may be, that fails after the kernel has unmapped
 // the target, which must then be nobody's.
 [[noreturn]] void GrowBeyondTheLimit() {
