@@ -395,9 +395,13 @@ static void free_deferred(void *block) {
   }
 }
 
+static void count_slow_call(struct hz3_heap *heap) {
+  if (HZ3_UNLIKELY(++heap->slow_calls % SLOW_CALLS_PER_CLOCK == 0)) tick(heap);
+}
+
 static struct hz3_heap *enter(void) {
   struct hz3_heap *heap = hz3_heap_enter();
-  if (heap != NULL && HZ3_UNLIKELY(++heap->slow_calls % SLOW_CALLS_PER_CLOCK == 0)) tick(heap);
+  if (heap != NULL) count_slow_call(heap);
   return heap;
 }
 
@@ -618,15 +622,17 @@ static void free_to_class(struct hz3_heap *heap, unsigned c, void *pointer) {
 static void free_in_turn(struct hz3_heap *heap, unsigned c, void *pointer) {
   unsigned c_before;
   void *before = take_last(heap, &c_before);
-  if (before == pointer) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, pointer, class_bytes(c));
   if (before != NULL) free_to_class(heap, c_before, before);
   if (heap->state == HZ3_HEAP_OWNED) heap->last = (struct hz3_last_freed){pointer, c * sizeof(struct hz3_bin)};
   else free_to_class(heap, c, pointer);
 }
 
 static HZ3_NOINLINE void free_class(unsigned c, void *pointer) {
-  struct hz3_heap *heap = enter();
+  struct hz3_heap *heap = hz3_heap_enter();
   if (heap != NULL) {
+    // Before a tick can take the block that waits to its span.
+    if (heap->last.object == pointer) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, pointer, class_bytes(c));
+    count_slow_call(heap);
     if (c > HZ3_TABLE_CLASS_LAST) free_to_class(heap, c, pointer);
     else free_in_turn(heap, c, pointer);
     leave(heap);
