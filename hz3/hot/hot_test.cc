@@ -1147,6 +1147,21 @@ TEST_F(HotDeathTest, SameBlockTwiceInARow) {
   hz3_free(other);
 }
 
+// Whatever the count of slow paths: one of them is a tick, which takes what waits to its span.
+TEST_F(HotDeathTest, SameBlockTwiceInARowEvenIfTheSecondFreeTicks) {
+  void *block = hz3_malloc(100);
+  for (uint32_t calls = 0; calls < 64; calls++) {
+    auto twice = [=] {
+      hz3_free(block);
+      OwnHeap()->slow_calls = calls;
+      OwnHeap()->last_tick_ms = 0;
+      hz3_free(block);
+    };
+    EXPECT_DEATH(twice(), "double free");
+  }
+  hz3_free(block);
+}
+
 TEST_F(HotDeathTest, TwiceWithOthersBetweenIsFoundAtTheSpan) {
   void *block = hz3_malloc(100), *other = hz3_malloc(100), *keep = hz3_malloc(100);
   EXPECT_DEATH((hz3_free(block), hz3_free(other), hz3_free(block), hz3_trim()),
