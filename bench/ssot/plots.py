@@ -76,7 +76,8 @@ def _svg(figure: Figure, label: str) -> str:
     text = re.sub(r'\bid="', f'id="{prefix}', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", text)
     text = re.sub(r"font: (\d+\.?\d*)px [^;\"]*", r"font-size: \1px", text)
-    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # a hundredth of a point is fine enough
+    # A hundredth of a point is fine enough; what is written between the tags stays.
+    text = re.sub(r"<[^>]+>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
     text = re.sub(r'<svg [^>]*?width="([\d.]+)pt" height="([\d.]+)pt" viewBox="([^"]+)"[^>]*>',
                   rf'<svg role="img" aria-label="{label}" viewBox="\3" '
                   r'style="max-width:calc(\1px * 1.34)">', text, count=1)

@@ -13,7 +13,7 @@ import unittest
 import xml.etree.ElementTree
 from pathlib import Path
 
-from bench.ssot import report
+from bench.ssot import plots, report
 from bench.ssot.tests import fixture
 
 PLOTS = ["forest-1", "forest-2", "forest-3", "forest-4", "heat-map", "scatter", "scaling", "traces",
@@ -67,6 +67,12 @@ class Page(unittest.TestCase):
             self.assertEqual(xml.etree.ElementTree.fromstring(text).tag, "{http://www.w3.org/2000/svg}svg")
             used = set(re.findall(r"var\((--\w+)\)", text))
             self.assertLess(used, set(re.findall(r"(--\w+):", text)), name)
+
+    def test_labels_keep_their_digits(self):
+        steps = [(label, ratio, ratio - 0.001, ratio + 0.001) for label, ratio in (("a", 1.001), ("b", 1.004), ("c", 1.007))]
+        labels = re.findall(r">(\d\.\d+)</text>", plots.history({"guard": steps}, {}))
+        self.assertGreater(len(labels), 2)
+        self.assertEqual(len(labels), len(set(labels)), labels)
 
     def _browse(self, width: int, *flags: str) -> dict:
         page = self.folder / f"probe{width}{len(flags)}.html"
