@@ -392,13 +392,12 @@ static void hold_back_large(char *start) {
   while (leaving_count > 0) let_go_of_large(leaving[--leaving_count]);
 }
 
-// One that has been held for long enough, and of which as little would be left over as of a range cut for the block; NULL if there is none.
+// One that has been held for long enough, and fits; NULL if there is none.
 static char *take_held(size_t align, size_t bytes) {
   char *start = NULL;
   hz3_lock_acquire(&held.lock);
   for (size_t i = 0; start == NULL && i + LARGE_KEPT < held.count; i++) {
-    size_t usable = hz3_large_usable_bytes(held.blocks[i]);
-    bool fits = bytes <= usable && bytes > usable - usable / 16;
+    bool fits = hz3_large_fits(bytes, hz3_large_usable_bytes(held.blocks[i]));
     if (fits && ((uintptr_t)held.blocks[i] & (align - 1)) == 0) start = take_held_locked(i);
   }
   hz3_lock_release(&held.lock);

@@ -84,8 +84,8 @@ class Hot : public testing::Test {
     hz3_trim();
     EXPECT_EQ(Stats().live_bytes, 0u);
     EXPECT_EQ(Stats().cached_bytes, 0u);
-    OwnHeap()->slow_calls = 0;  // a short test sees no tick, which in tiny is due every millisecond
     EXPECT_EQ(Stats().mapped_bytes, 0u);
+    OwnHeap()->slow_calls = 0;  // a short test sees no tick, which in tiny is due every millisecond
   }
 };
 

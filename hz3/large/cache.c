@@ -30,22 +30,19 @@ static void empty_slot(struct hz3_large_slot *slot) {
   __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
-// As much may be left over as in a range cut for the block.
-static bool fits(size_t bytes, size_t place) { return bytes <= place && bytes > place - place / 16; }
-
 // The hits say whether sizes come again: two for a request that a block freed just before would have served, none after one
 // for which none would; one less for each free, so that a thread runs out of them that frees what others allocate.
 void *hz3_large_cache_take(struct hz3_large_cache *cache, size_t bytes, size_t align, bool zero) {
   for (struct hz3_large_slot *slot = cache->slots; slot != cache->slots + HZ3_LARGE_CACHE_SLOTS; slot++) {
     struct hz3_range *range = slot->range;
-    if (range == NULL || !fits(bytes, slot->bytes) || ((uintptr_t)range->start & (align - 1)) != 0) continue;
+    if (range == NULL || !hz3_large_fits(bytes, slot->bytes) || ((uintptr_t)range->start & (align - 1)) != 0) continue;
     empty_slot(slot);
     if (zero || bytes > range->touched_bytes) return hz3_range_use_again(range, bytes, zero);
     range->usable_bytes = range->touched_bytes;
     return range->start;
   }
   bool comes_again = false;
-  for (int i = 0; i < HZ3_LARGE_CACHE_SLOTS; i++) comes_again |= fits(bytes, cache->freed_bytes[i]);
+  for (int i = 0; i < HZ3_LARGE_CACHE_SLOTS; i++) comes_again |= hz3_large_fits(bytes, cache->freed_bytes[i]);
   cache->hits = comes_again ? (uint8_t)hz3_min(cache->hits + 2, 2 * HZ3_SHELF_HITS) : 0;
   return NULL;
 }

@@ -48,6 +48,8 @@ struct hz3_large_cache {
   size_t freed_bytes[HZ3_LARGE_CACHE_SLOTS];  // of the last blocks that were not kept
   uint8_t next_freed, hits;
 };
+// Whether a block may be used again in a place of so many bytes: as much may be left over as in a range cut for it.
+HZ3_INLINE bool hz3_large_fits(size_t bytes, size_t place) { return bytes <= place && bytes > place - place / 16; }
 // As hz3_large_alloc, from what is kept; NULL if that has nothing of this size.
 void *hz3_large_cache_take(struct hz3_large_cache *cache, size_t bytes, size_t align, bool zero);
 // False if the pointer is not the start of a live large block, or the block is not to be kept: then nothing has changed.
