@@ -630,6 +630,7 @@ TEST_F(Large, LockedMemoryKeepsNothingElse) {
 }
 
 TEST_F(Large, DirtyFreeMemoryStaysBelowTheLimit) {
+  hz3_ranges.retention.last_purge_ms = hz3_os_now_ms();  // nothing waits
   const size_t kLimit = HZ3_LARGE_CACHE ? HZ3_RETAIN_MIN_BYTES : 0;
   std::vector<char *> blocks;
   for (size_t bytes = 0; bytes < kLimit + 16 * HZ3_MIB; bytes += 2 * HZ3_MIB) blocks.push_back(Alloc(2 * HZ3_MIB));
@@ -640,6 +641,19 @@ TEST_F(Large, DirtyFreeMemoryStaysBelowTheLimit) {
     EXPECT_LE(Stats().dirty_free_bytes, std::max(hz3_ranges.retention.limit_bytes, Stats().live_bytes));
   }
   EXPECT_GT(Stats().purges, purges);
+}
+
+TEST_F(Large, WhatExceedsTheLimitWaitsForAMoment) {
+  const size_t kBlock = 2 * HZ3_MIB, kBytes = HZ3_RETAIN_MIN_BYTES * 4;
+  if (HZ3_RETAIN_MIN_BYTES < 4 * kBlock) GTEST_SKIP() << "too little is retained";
+  std::vector<char *> blocks;
+  for (size_t bytes = 0; bytes < kBytes; bytes += kBlock) blocks.push_back(Alloc(kBlock));
+  char *last = Alloc(kBlock);
+  for (char *block : blocks) Free(block);
+  EXPECT_EQ(Stats().dirty_free_bytes, HZ3_LARGE_CACHE ? kBytes : 0);
+  hz3_ranges.retention.excess_since_ms -= 1000;
+  Free(last);
+  EXPECT_LE(Stats().dirty_free_bytes, hz3_ranges.retention.limit_bytes);
 }
 
 TEST_F(Large, PurgeStopsAtTheLimit) {

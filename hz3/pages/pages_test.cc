@@ -72,6 +72,9 @@ void KnowHugePages(bool are_dear) {
   hz3_pages.huge_last = nullptr;
 }
 
+// As after a purge: what exceeds the limit goes at once.
+void NothingWaits() { hz3_pages.retention.last_purge_ms = hz3_os_now_ms(); }
+
 hz3_chunk *ChunkOf(hz3_span *span) {
   return reinterpret_cast<hz3_chunk *>(reinterpret_cast<char *>(span - span->first_slice) - offsetof(hz3_chunk, spans));
 }
@@ -287,6 +290,7 @@ TEST_F(Pages, PurgeGivesResidentMemoryBack) {
 }
 
 TEST_F(Pages, DirtyFreeMemoryIsPurgedBelowTheLimit) {
+  NothingWaits();
   std::vector<hz3_span *> spans;
   const size_t kLimit = HZ3_RETAIN_MIN_BYTES;
   for (size_t bytes = 0; bytes < kLimit + 2 * HZ3_MIB; bytes += HZ3_SLICE_BYTES) spans.push_back(Alloc(kSliceClass));
@@ -307,8 +311,25 @@ TEST_F(Pages, DirtyFreeMemoryIsPurgedBelowTheLimit) {
   EXPECT_GE(Stats().purges, purges_before + purges);
 }
 
+// A load that comes back at once finds its memory; the next span that goes after a while takes the excess along.
+TEST_F(Pages, WhatExceedsTheLimitWaitsForAMoment) {
+  const size_t kBytes = HZ3_RETAIN_MIN_BYTES * 4;
+  std::vector<hz3_span *> spans;
+  for (size_t bytes = 0; bytes < kBytes; bytes += HZ3_SLICE_BYTES) spans.push_back(Alloc(kSliceClass));
+  hz3_span *last = Alloc(kSliceClass);
+  hz3_pages_set_giving_back(false);
+  for (hz3_span *span : spans) Free(span);
+  EXPECT_EQ(Stats().dirty_bytes, kBytes);
+  EXPECT_FALSE(hz3_pages_is_giving_back());
+  hz3_pages.retention.excess_since_ms -= 1000;
+  Free(last);
+  EXPECT_LT(Stats().dirty_bytes, kBytes);
+  EXPECT_TRUE(hz3_pages_is_giving_back());
+}
+
 // Where each chunk has little to give, several give, so that the next spans to go do not call the kernel one by one.
 TEST_F(Pages, SomeMoreThanTheExcessIsPurged) {
+  NothingWaits();
   constexpr size_t kSlices = HZ3_RETAIN_MIN_BYTES / HZ3_SLICE_BYTES;
   std::vector<hz3_span *> scattered;
   for (size_t i = 0; i < (kSlices + 1) * HZ3_CHUNK_SLICES; i++) {
@@ -811,6 +832,35 @@ TEST(Retention, ATickTakesHalfOfWhatIsIdleButNotMuch) {
   EXPECT_EQ(hz3_idle_keep(10, 8), 6u);
   EXPECT_EQ(hz3_idle_keep(3, 8), 0u) << "some was taken since";
   EXPECT_EQ(hz3_idle_keep(1000 * HZ3_MIB, 1000 * HZ3_MIB), 968 * HZ3_MIB);
+}
+
+TEST(Retention, AnExcessMayWait) {
+  const size_t kLimit = HZ3_RETAIN_MIN_BYTES, kMost = 5 * kLimit;
+  hz3_retention retention = HZ3_RETENTION_INIT;
+  EXPECT_FALSE(hz3_retention_is_due(&retention, kLimit, kLimit));
+  EXPECT_EQ(retention.excess_since_ms, 0u);
+  EXPECT_FALSE(hz3_retention_is_due(&retention, kMost, kLimit));
+  EXPECT_NE(retention.excess_since_ms, 0u);
+  EXPECT_TRUE(hz3_retention_is_due(&retention, kMost + 1, kLimit)) << "it is too much";
+  uint64_t since = retention.excess_since_ms -= 50;
+  EXPECT_FALSE(hz3_retention_is_due(&retention, kMost, kLimit));
+  EXPECT_EQ(retention.excess_since_ms, since) << "the clock starts once";
+  retention.excess_since_ms -= 50;
+  EXPECT_TRUE(hz3_retention_is_due(&retention, kMost, kLimit)) << "it has waited for long enough";
+  EXPECT_FALSE(hz3_retention_is_due(&retention, kLimit, kLimit));
+  EXPECT_FALSE(hz3_retention_is_due(&retention, kLimit + 1, kLimit)) << "the next excess waits anew";
+}
+
+// Or each part of a burst would leave as much behind as may wait.
+TEST(Retention, AfterAPurgeNothingWaits) {
+  const size_t kLimit = HZ3_RETAIN_MIN_BYTES;
+  hz3_retention retention = HZ3_RETENTION_INIT;
+  hz3_retention_note_purge(&retention, kLimit, 0);
+  EXPECT_TRUE(hz3_retention_is_due(&retention, kLimit + 1, kLimit));
+  retention.last_purge_ms -= 990;
+  EXPECT_TRUE(hz3_retention_is_due(&retention, kLimit + 1, kLimit));
+  retention.last_purge_ms -= 100;
+  EXPECT_FALSE(hz3_retention_is_due(&retention, kLimit + 1, kLimit));
 }
 
 TEST(Retention, GrowsByWhatIsWantedAgain) {
