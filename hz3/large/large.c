@@ -281,15 +281,13 @@ void *hz3_range_use_again(struct hz3_range *range, size_t bytes, bool zero) {
   return range->start;
 }
 
-// After memory became free: whether some of it is to go now, down to the limit. That is what was learned, or as much as lives, if that is
-// more: a program that holds many big blocks will want others, and best fit keeps the sum of both low as long as nothing is purged
-// (docs/decisions/0013).
-static bool is_purge_due_locked(size_t *limit) {
-  *limit = 0;
-  if (!HZ3_LARGE_CACHE) return hz3_ranges.dirty_bytes > 0;
+// After memory became free: how much of it may stay. The bound is what was learned, or as much as lives, if that is more: a program that
+// holds many big blocks will want others, and best fit keeps the sum of both low as long as nothing is purged (docs/decisions/0013).
+static size_t keep_limit_locked(void) {
+  if (!HZ3_LARGE_CACHE) return 0;
   size_t learned = hz3_retention_limit(&hz3_ranges.retention, hz3_ranges.live_bytes);
-  *limit = hz3_max(learned, hz3_min(hz3_ranges.live_bytes, HZ3_RETAIN_MAX_BYTES));
-  return hz3_retention_is_due(&hz3_ranges.retention, hz3_ranges.dirty_bytes, *limit);
+  size_t limit = hz3_max(learned, hz3_min(hz3_ranges.live_bytes, HZ3_RETAIN_MAX_BYTES));
+  return hz3_retention_keep(&hz3_ranges.retention, hz3_ranges.dirty_bytes, limit);
 }
 
 // What to keep where the limit is exceeded. After a block of so many bytes was freed: whole ones of its size, since a part would
@@ -308,10 +306,10 @@ size_t hz3_large_free(void *pointer) {
     end_use_locked(range);
     hz3_range_shelve_locked(range);
   }
-  size_t limit;
-  bool is_due = is_purge_due_locked(&limit);
+  size_t limit = keep_limit_locked();
+  bool over = hz3_ranges.dirty_bytes > limit;
   hz3_lock_release(&hz3_ranges.lock);
-  if (is_due) purge_to(kept_bytes(limit, bytes), SIZE_MAX, true);
+  if (over) purge_to(kept_bytes(limit, bytes), SIZE_MAX, true);
   return bytes;
 }
 
@@ -369,11 +367,11 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   if (!hz3_ranges_lock_with_descriptors(1)) return false;
   if (!fits) fits = extend_locked(range, place);
   else shrink_locked(range, place);
-  size_t limit;
-  bool is_due = is_purge_due_locked(&limit);
+  size_t limit = keep_limit_locked();
+  bool over = hz3_ranges.dirty_bytes > limit;
   hz3_lock_release(&hz3_ranges.lock);
   if (fits) set_usable(range, usable);
-  if (is_due) purge_to(kept_bytes(limit, 0), SIZE_MAX, true);
+  if (over) purge_to(kept_bytes(limit, 0), SIZE_MAX, true);
   return fits;
 }
 

@@ -630,7 +630,8 @@ TEST_F(Large, LockedMemoryKeepsNothingElse) {
 }
 
 TEST_F(Large, DirtyFreeMemoryStaysBelowTheLimit) {
-  hz3_ranges.retention.last_purge_ms = hz3_os_now_ms();  // nothing waits
+  hz3_ranges.retention.last_purge_ms = hz3_os_now_ms();  // as after a big purge: nothing waits
+  hz3_ranges.retention.recent_bytes = 8 * HZ3_RETAIN_MIN_BYTES;
   const size_t kLimit = HZ3_LARGE_CACHE ? HZ3_RETAIN_MIN_BYTES : 0;
   std::vector<char *> blocks;
   for (size_t bytes = 0; bytes < kLimit + 16 * HZ3_MIB; bytes += 2 * HZ3_MIB) blocks.push_back(Alloc(2 * HZ3_MIB));

@@ -305,13 +305,12 @@ void hz3_pages_free_span(struct hz3_span *span) {
   chunk_of(span)->dirty |= hz3_slice_mask(span->first_slice, span->slices);
   put_span_back_locked(span);
   size_t limit = hz3_retention_limit(&hz3_pages.retention, hz3_pages_used_bytes_locked());
-  size_t dirty = hz3_pages.dirty_slices * HZ3_SLICE_BYTES;
-  bool is_due = hz3_retention_is_due(&hz3_pages.retention, dirty, limit);
-  if (is_due) hz3_pages_set_giving_back(true);
+  size_t dirty = hz3_pages.dirty_slices * HZ3_SLICE_BYTES, keep = hz3_retention_keep(&hz3_pages.retention, dirty, limit);
+  if (dirty > keep) hz3_pages_set_giving_back(true);
   hz3_lock_release(&hz3_pages.lock);
   // Some more than the excess goes, so that the next spans to go do not call the kernel one by one; but no more at a time than
   // the caller can wait for.
-  if (is_due) hz3_pages_purge_to(hz3_max(limit - PURGE_AHEAD_BYTES, dirty - hz3_min(dirty, PURGE_MOST_BYTES)));
+  if (dirty > keep) hz3_pages_purge_to(hz3_max(keep - PURGE_AHEAD_BYTES, dirty - hz3_min(dirty, PURGE_MOST_BYTES)));
 }
 
 void hz3_pages_get_stats(struct hz3_pages_stats *stats) {

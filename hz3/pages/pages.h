@@ -51,7 +51,7 @@ struct hz3_span *hz3_pages_span_of(const void *pointer);
 // second. More than the minimum is kept only while about as much is in use as at the purges that came too early: from less the load
 // has never come back, and a burst whose threads take turns is to teach nothing that outlives it. The bound halves with the first
 // purge after five seconds in which none was too early (docs/decisions/0007).
-// What exceeds the bound may wait a moment, for many loads come back at once: see hz3_retention_is_due.
+// What exceeds the bound may wait a moment, for many loads come back at once: see hz3_retention_keep.
 struct hz3_retention {
   size_t limit_bytes;
   size_t known_low_bytes;   // the least in use from which the load has come back
@@ -63,9 +63,9 @@ struct hz3_retention {
 #define HZ3_RETENTION_INIT {HZ3_RETAIN_MIN_BYTES, SIZE_MAX, 0, SIZE_MAX, 0, 0, 0}
 // All under the lock of the source. The bound now, for a source of which `used_bytes` are in use.
 size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes);
-// After memory became free: whether what exceeds the bound is to go now. Not yet if that is less than four times the lane's minimum, for
-// less than a tenth of a second, and nothing had to go for a second: so what a burst leaves behind does not grow with it.
-bool hz3_retention_is_due(struct hz3_retention *retention, size_t dirty_bytes, size_t limit_bytes);
+// After memory became free: how much may stay for now. That is the bound where it was exceeded for a tenth of a second; before that four
+// times the lane's minimum more, less by half of what was purged lately: a big drop leaves no more behind than a small one.
+size_t hz3_retention_keep(struct hz3_retention *retention, size_t dirty_bytes, size_t limit_bytes);
 void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes, size_t used_bytes);
 // Memory that was purged is handed out again. Whether any of it was purged too early.
 bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes);

@@ -72,8 +72,11 @@ void KnowHugePages(bool are_dear) {
   hz3_pages.huge_last = nullptr;
 }
 
-// As after a purge: what exceeds the limit goes at once.
-void NothingWaits() { hz3_pages.retention.last_purge_ms = hz3_os_now_ms(); }
+// As after a big purge: what exceeds the limit goes at once.
+void NothingWaits() {
+  hz3_pages.retention.last_purge_ms = hz3_os_now_ms();
+  hz3_pages.retention.recent_bytes = 8 * HZ3_RETAIN_MIN_BYTES;
+}
 
 hz3_chunk *ChunkOf(hz3_span *span) {
   return reinterpret_cast<hz3_chunk *>(reinterpret_cast<char *>(span - span->first_slice) - offsetof(hz3_chunk, spans));
@@ -835,32 +838,31 @@ TEST(Retention, ATickTakesHalfOfWhatIsIdleButNotMuch) {
 }
 
 TEST(Retention, AnExcessMayWait) {
-  const size_t kLimit = HZ3_RETAIN_MIN_BYTES, kMost = 5 * kLimit;
+  const size_t kLimit = HZ3_RETAIN_MIN_BYTES, kKeep = 5 * kLimit;
   hz3_retention retention = HZ3_RETENTION_INIT;
-  EXPECT_FALSE(hz3_retention_is_due(&retention, kLimit, kLimit));
+  EXPECT_EQ(hz3_retention_keep(&retention, kLimit, kLimit), kLimit);
   EXPECT_EQ(retention.excess_since_ms, 0u);
-  EXPECT_FALSE(hz3_retention_is_due(&retention, kMost, kLimit));
-  EXPECT_NE(retention.excess_since_ms, 0u);
-  EXPECT_TRUE(hz3_retention_is_due(&retention, kMost + 1, kLimit)) << "it is too much";
+  EXPECT_EQ(hz3_retention_keep(&retention, kLimit + 1, kLimit), kKeep);
   uint64_t since = retention.excess_since_ms -= 50;
-  EXPECT_FALSE(hz3_retention_is_due(&retention, kMost, kLimit));
+  EXPECT_EQ(hz3_retention_keep(&retention, 10 * kLimit, kLimit), kKeep);
   EXPECT_EQ(retention.excess_since_ms, since) << "the clock starts once";
   retention.excess_since_ms -= 50;
-  EXPECT_TRUE(hz3_retention_is_due(&retention, kMost, kLimit)) << "it has waited for long enough";
-  EXPECT_FALSE(hz3_retention_is_due(&retention, kLimit, kLimit));
-  EXPECT_FALSE(hz3_retention_is_due(&retention, kLimit + 1, kLimit)) << "the next excess waits anew";
+  EXPECT_EQ(hz3_retention_keep(&retention, kLimit + 1, kLimit), kLimit) << "it has waited for long enough";
+  hz3_retention_keep(&retention, kLimit, kLimit);
+  EXPECT_EQ(hz3_retention_keep(&retention, kLimit + 1, kLimit), kKeep) << "the next excess waits anew";
 }
 
-// Or each part of a burst would leave as much behind as may wait.
-TEST(Retention, AfterAPurgeNothingWaits) {
-  const size_t kLimit = HZ3_RETAIN_MIN_BYTES;
+// Or a burst would leave as much more behind as may wait, however much of it went before.
+TEST(Retention, AfterAPurgeLessWaits) {
+  const size_t kLimit = HZ3_RETAIN_MIN_BYTES, kPart = kLimit / 4;
   hz3_retention retention = HZ3_RETENTION_INIT;
-  hz3_retention_note_purge(&retention, kLimit, 0);
-  EXPECT_TRUE(hz3_retention_is_due(&retention, kLimit + 1, kLimit));
-  retention.last_purge_ms -= 990;
-  EXPECT_TRUE(hz3_retention_is_due(&retention, kLimit + 1, kLimit));
-  retention.last_purge_ms -= 100;
-  EXPECT_FALSE(hz3_retention_is_due(&retention, kLimit + 1, kLimit));
+  hz3_retention_note_purge(&retention, 2 * kPart, 0);
+  EXPECT_EQ(hz3_retention_keep(&retention, 10 * kLimit, kLimit), 5 * kLimit - kPart);
+  hz3_retention_note_purge(&retention, 10 * kLimit, 0);
+  EXPECT_EQ(hz3_retention_keep(&retention, 10 * kLimit, kLimit), kLimit);
+  retention.excess_since_ms = 0;
+  retention.last_purge_ms -= 1100;
+  EXPECT_EQ(hz3_retention_keep(&retention, 10 * kLimit, kLimit), 5 * kLimit) << "that was long ago";
 }
 
 TEST(Retention, GrowsByWhatIsWantedAgain) {

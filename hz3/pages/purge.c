@@ -11,7 +11,7 @@ enum { REGRET_MS = 1000 };
 // The bound also holds where less is in use than the known low, by an eighth of the bound or by the minimum, whichever is more: lows
 // differ a little from swing to swing.
 enum { LOW_SHARE = 8 };
-// What exceeds the bound may wait so long, if it is no more than that and nothing was purged for REGRET_MS.
+// What exceeds the bound may wait so long, if it is no more than that, less by half of what was purged within REGRET_MS.
 enum { EXCESS_MS = 100, EXCESS_MOST_BYTES = 4 * HZ3_RETAIN_MIN_BYTES };
 // A tick may keep its caller waiting for the purge of so much, 1 to 2 ms.
 enum { IDLE_PURGE_MOST_BYTES = 32 * HZ3_MIB };
@@ -27,15 +27,16 @@ size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_by
   return used_bytes + tolerance >= retention->known_low_bytes ? retention->limit_bytes : HZ3_RETAIN_MIN_BYTES;
 }
 
-bool hz3_retention_is_due(struct hz3_retention *retention, size_t dirty_bytes, size_t limit_bytes) {
+size_t hz3_retention_keep(struct hz3_retention *retention, size_t dirty_bytes, size_t limit_bytes) {
   if (dirty_bytes <= limit_bytes) {
     retention->excess_since_ms = 0;
-    return false;
+    return limit_bytes;
   }
   uint64_t now = hz3_os_now_ms();
-  if (dirty_bytes - limit_bytes > EXCESS_MOST_BYTES || now - retention->last_purge_ms <= REGRET_MS) return true;
   if (retention->excess_since_ms == 0) retention->excess_since_ms = now;
-  return now - retention->excess_since_ms >= EXCESS_MS;
+  if (now - retention->excess_since_ms >= EXCESS_MS) return limit_bytes;
+  size_t recent_bytes = now - retention->last_purge_ms > REGRET_MS ? 0 : retention->recent_bytes;
+  return limit_bytes + EXCESS_MOST_BYTES - hz3_min(recent_bytes / 2, EXCESS_MOST_BYTES);
 }
 
 void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes, size_t used_bytes) {
