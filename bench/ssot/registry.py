@@ -128,6 +128,10 @@ SINGLE = [
          _sized("pairs={n} size=64 depth=1600", "4000000", "8000000", "40000000"), floor=BUMP),
     Case("tree", "tree", "a binary tree of 32-byte nodes built and torn down, every node written",
          _sized("depth=18 rounds={n}", "5", "10", "40"), floor=LIFO),
+    # Short in every size: the first drops count. No floor: a null allocator has no use for the
+    # blocks of one phase in the next.
+    Case("phases", "phases", "a heap that is dropped and built up again with larger blocks",
+         _sized("threads=1 rounds={n} phase_kib=10240", "4", "4", "4")),
     Case("glibc_simple/t1", "glibc_simple", "batches of 25 to 6400 equal blocks, one thread",
          _sized("threads=1 pairs={n}", "40000", "30000", "400000"), floor=BUMP),
     Case("large_blocks", "large_blocks", "zero-filled blocks of 5 to 25 MiB replacing each other",
@@ -218,6 +222,8 @@ THREADED = [
          threads=8),
     Case("glibc_simple/t8", "glibc_simple", "batches of equal blocks in eight threads",
          _sized("threads=8 pairs={n}", "3000", "3000", "50000"), threads=8),
+    Case("phases/t4", "phases", "the same in four threads, each with a heap of its own",
+         _sized("threads=4 rounds={n} phase_kib=10240", "4", "4", "4"), threads=4, sets=RARE),
     Case("cache_thrash", "cache_thrash", "active false sharing: two threads allocate and write",
          _sized("threads=2 iters={n} size=8 reps=10000", "500", "1000", "10000"), threads=2),
     Case("cache_scratch", "cache_scratch", "passive false sharing: blocks of another thread first",

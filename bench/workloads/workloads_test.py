@@ -31,6 +31,7 @@ TINY = {
     "lifo": "1000 64 16",
     "mstress": "4 2 3",
     "mt_remote": "4 20000 400 16 2048 50",
+    "phases": "2 2 6 100",
     "producer_consumer": "2 20000 64 256",
     "random_mixed": "20000 400 16 2048",
     "random_mixed_dist": "20000 400 16 32768 0x12345678 app",
@@ -41,8 +42,8 @@ TINY = {
 }
 
 # Programs that notice when a block in use changes its contents.
-CHECKING = ("larson", "mstress", "producer_consumer", "thread_churn", "tree",
-            "large_blocks")
+CHECKING = ("larson", "mstress", "phases", "producer_consumer", "thread_churn",
+            "tree", "large_blocks")
 
 # threads iters remote_pct max | allocated local_freed remote_sent bytes
 REFERENCE_ROWS = (
@@ -115,6 +116,37 @@ def weighted(*buckets):
       pick -= weight
     raise AssertionError("no bucket")
   return size_of
+
+
+def stream_seed(seed, index):
+  """wl_stream_seed."""
+  z = (seed + (index + 1) * 0x9e3779b97f4a7c15) & MASK64
+  z = ((z ^ (z >> 30)) * 0xbf58476d1ce4e5b9) & MASK64
+  z = ((z ^ (z >> 27)) * 0x94d049bb133111eb) & MASK64
+  return z ^ (z >> 31) or 1
+
+
+def phases_model(rounds, phases, phase_kib, keep_percent):
+  """(allocated, bytes) of phases in one thread."""
+  state, allocated, size_sum = stream_seed(SEED, 0), 0, 0
+  for _ in range(rounds):
+    live = 0
+    for base in (24 << phase for phase in range(phases)):
+      built = 0
+      while built < phase_kib << 10:
+        state = xorshift64(state)
+        built += base + (state >> 32) % (base // 2)
+        allocated += 1
+        live += 1
+      size_sum += built
+      kept = 0
+      for _ in range(live):
+        state = xorshift64(state)
+        kept += (state >> 32) % 100 < keep_percent
+      live = kept
+    for _ in range(live):
+      state = xorshift64(state)
+  return allocated, size_sum
 
 
 def mt_remote_model(threads, iters, slots, low, high, percent):
@@ -253,6 +285,16 @@ class ExactWork(unittest.TestCase):
       with self.subTest(program=program, arguments=arguments):
         _, mallocs, _, frees = self.count(program, arguments)
         self.assertEqual((mallocs, frees), (expected, expected))
+
+  def test_phases(self):
+    for arguments in ((2, 6, 100, 10), (1, 3, 20, 0), (2, 4, 30, 100)):
+      with self.subTest(arguments=arguments):
+        allocated, size_sum = phases_model(*arguments)
+        out, mallocs, asked, frees = self.count(
+            "phases", "1 %d %d %d %d" % arguments)
+        self.assertEqual((mallocs, asked, frees),
+                         (allocated, size_sum, allocated))
+        self.assertEqual(int(fields(out, "phases:")["ops"]), 2 * allocated)
 
   def test_size_sweep(self):
     # Every byte from 8 to 20; two rounds of 1 + 30 batches of 3 blocks each.
