@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Proves that Bazel itself stops what must not be built: a dep on a sibling box, and a lane that
-# does not exist. (Includes are the matter of include_test.) Each is tried in a copy of the tree.
+# does not exist; and that options may be big. (Includes are the matter of include_test.) Each is tried in a copy of the tree.
 # Called by: Bazel.
 # Needs: a second Bazel, with an output base of its own.
 set -euo pipefail
@@ -42,6 +42,12 @@ echo "ok, accepted: the untouched tree"
 rejected "'wrong'" //hz3:libhz3.so --config=wrong
 rejected "there is no 'wrong'; it is one of: fast, scale" //hz3:libhz3.so --//hz3:lane=wrong
 rejected "large_cache: 'of'" //hz3:libhz3.so --//hz3:large_cache=of
+
+gib=1073741824  # of which a multiple is no int
+big=()
+for option in magazine heap depot cool retain_min retain_max; do big+=("--//hz3:${option}_bytes=$gib"); done
+nested build --noshow_progress --color=no //hz3:libhz3.so "${big[@]}" || { echo "big options must be accepted"; exit 1; }
+echo "ok, built: ${big[*]}"
 
 sed -i 's|deps = \[|deps = ["//hz3/large", |' hz3/small/BUILD.bazel
 rejected "target '//hz3/large:large' is not visible" //hz3/small

@@ -27,8 +27,8 @@ enum {
   FEWEST_OBJECTS_BYTES = 32 * 1024,
   CLEAN_MIN_BYTES = 32 * 1024,     // above this calloc asks whether the memory is clean, which takes a slow path
   BIG_LEVEL_MAX = 4,               // a bin of big objects may grow to this level: 16 times the bytes of one magazine
-  GROWN_HEAP_BYTES = 8 * HZ3_HEAP_BYTES,     // by which all bins of a heap may grow, while those of all heaps together
-  GROWN_PROCESS_BYTES = 32 * HZ3_HEAP_BYTES, // grow by no more than this; half of HZ3_HEAP_BYTES every heap may have
+  GROWN_HEAP_BYTES = (size_t)8 * HZ3_HEAP_BYTES,     // by which all bins of a heap may grow, while those of all heaps together
+  GROWN_PROCESS_BYTES = (size_t)32 * HZ3_HEAP_BYTES, // grow by no more than this; half of HZ3_HEAP_BYTES every heap may have
   FIRST_REFILL = 8,                // objects of a class's first refill: a thread that needs few gets few. Then twice as many each time.
   FIRST_REFILL_LEAST_BYTES = 512,  // Of objects below 64 bytes so many bytes instead: FIRST_REFILL cache lines.
   FIRST_REFILL_MOST_BYTES = 1024,  // Of objects above 128 bytes so many, but at least one object: on a huge page all are resident
@@ -138,7 +138,7 @@ static bool is_big(unsigned c) { return class_bytes(c) > HZ3_MAGAZINE_BYTES / HZ
 // Objects a bin may hold at a level. 0: blocks of this class go to and from their spans one by one.
 static size_t capacity_at(const struct hz3_heap *heap, unsigned c, unsigned level) {
   size_t bytes = class_bytes(c);
-  if (!is_big(c)) return level == 0 ? HZ3_MAGAZINE_CAPACITY : hz3_min(hz3_magazine_capacity(level), 2 * HZ3_MAGAZINE_BYTES / bytes);
+  if (!is_big(c)) return level == 0 ? HZ3_MAGAZINE_CAPACITY : hz3_min(hz3_magazine_capacity(level), (size_t)2 * HZ3_MAGAZINE_BYTES / bytes);
   size_t least = bytes <= FEWEST_OBJECTS_BYTES && !heap->is_of_a_crowd ? FEWEST_OBJECTS : 0;
   return hz3_min(HZ3_MAGAZINE_CAPACITY, hz3_max(((size_t)HZ3_MAGAZINE_BYTES << level) / bytes, least));
 }

@@ -12,7 +12,7 @@ enum { REGRET_MS = 1000 };
 // differ a little from swing to swing.
 enum { LOW_SHARE = 8 };
 // What exceeds the bound may wait so long, if it is no more than that, less by half of what was purged within REGRET_MS.
-enum { EXCESS_MS = 100, EXCESS_MOST_BYTES = 4 * HZ3_RETAIN_MIN_BYTES };
+enum { EXCESS_MS = 100, EXCESS_MOST_BYTES = (size_t)4 * HZ3_RETAIN_MIN_BYTES };
 // A tick may keep its caller waiting for the purge of so much, 1 to 2 ms.
 enum { IDLE_PURGE_MOST_BYTES = 32 * HZ3_MIB };
 // A tick that finds less than this is no reason to purge within spans, too: of a small heap that mostly comes back at once.
