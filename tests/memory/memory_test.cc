@@ -413,7 +413,6 @@ SCENARIO(swings_keep_their_memory) {
   REQUIRE(kept >= kBytesKb * 3 / 4);
 }
 
-// What swings of large blocks have taught to keep goes, too, where nothing but such blocks, of ever other sizes, is used afterwards.
 // What goes at once may come back at once, so some of it waits; a program that goes on with less does not keep it.
 SCENARIO(a_drop_waits_for_a_moment) {
   constexpr size_t kCount = 50000;
@@ -434,6 +433,7 @@ SCENARIO(a_drop_waits_for_a_moment) {
   require_at_most("after 2 s", resident_kb() - before, kBytesKb / 4 + kRecordsKb);
 }
 
+// What swings of large blocks have taught to keep goes, too, where nothing but such blocks, of ever other sizes, is used afterwards.
 SCENARIO(swings_of_large_blocks_end) {
   constexpr size_t kLarge = 20 << 20;
   long before = resident_kb();
