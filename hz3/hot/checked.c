@@ -15,14 +15,12 @@
 #include "hz3/base/lock.h"
 #include "hz3/base/metadata.h"
 #include "hz3/base/os.h"
-#include "hz3/config.h"
 #include "hz3/hot/class_spans.h"
 #include "hz3/hot/heap.h"
 #include "hz3/hot/hot.h"
 #include "hz3/hot/zero_size.h"
 #include "hz3/large/large.h"
 #include "hz3/pages/object_map.h"
-#include "hz3/pages/pages.h"
 
 // Cleared at free and compared at reuse; more would cost programs with big blocks more than all the other checks.
 #define CLEARED_BYTES ((size_t)32)

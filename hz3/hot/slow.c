@@ -16,7 +16,6 @@
 #include "hz3/hot/hot.h"
 #include "hz3/large/large.h"
 #include "hz3/medium/medium.h"
-#include "hz3/pages/page_map.h"
 #include "hz3/pages/pages.h"
 #include "hz3/small/small.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the page map: for each slice of address space, the span that it is part of, or the large block that starts there.
-// Called by: pages, large, hot (what an address can be); slow paths only.
+// Called by: pages, large; slow paths only.
 // Owns: its two levels.
 // Locks: none; leaves are published by compare-and-swap and never unmapped.
 #ifndef HZ3_PAGES_PAGE_MAP_H_

@@ -6,7 +6,6 @@
 #include "hz3/base/os.h"
 #include "hz3/config.h"
 #include "hz3/pages/page_map.h"
-#include "hz3/pages/pages_internal.h"
 
 enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that neighbours lie in different cache lines
 // A span with this few objects out is hollow: if its class is shrinking and memory is being given back, the pages between
