@@ -115,7 +115,7 @@ static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, boo
   uint64_t mask = hz3_slice_mask((unsigned)first, count);
   uint64_t dirty = chunk->dirty & mask;
   uint64_t closed = chunk->closed & mask;
-  hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk) & mask));
+  hz3_pages.dirty_slices -= (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk) & mask);
   chunk->free &= ~mask;
   chunk->closed &= ~mask;
   chunk->refused &= ~mask;
@@ -148,7 +148,7 @@ static void put_span_back_locked(struct hz3_span *span) {
   for (unsigned home = 0; home < HZ3_SPAN_HOMES; home++) chunk->used_by[home] &= ~mask;
   chunk->used_by[span->home] |= mask;
   hz3_pages.free_slices += span->slices;
-  hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(chunk->dirty & mask));
+  hz3_pages.dirty_slices += (unsigned)__builtin_popcountll(chunk->dirty & mask);
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
 }
@@ -192,7 +192,7 @@ static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, uint64_t dir
   hz3_chunk_join_locked(chunk);
   hz3_add_to_figure(&hz3_pages.chunks, 1);
   hz3_pages.free_slices += HZ3_CHUNK_SLICES;
-  hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(dirty));
+  hz3_pages.dirty_slices += (unsigned)__builtin_popcountll(dirty);
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
   hz3_lock_release(&hz3_pages.lock);

@@ -149,7 +149,7 @@ static bool purge_oldest_locked(unsigned *slices) {
   unsigned count = (unsigned)__builtin_popcountll(mask);
   chunk->free &= ~mask;
   hz3_pages.free_slices -= count;
-  hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(dirty));
+  hz3_pages.dirty_slices -= (unsigned)__builtin_popcountll(dirty);
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
   hz3_lock_release(&hz3_pages.lock);
@@ -219,7 +219,7 @@ static bool unmap_one_chunk(void) {
   hz3_lock_acquire(&hz3_pages.lock);
   struct hz3_chunk *chunk = hz3_pages.by_run[HZ3_CHUNK_SLICES];
   if (chunk != NULL) {
-    hz3_take_from_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk)));
+    hz3_pages.dirty_slices -= (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk));
     chunk->free = 0;
     hz3_pages.free_slices -= HZ3_CHUNK_SLICES;
     hz3_chunk_note_dirty_locked(chunk);
@@ -237,7 +237,7 @@ static bool unmap_one_chunk(void) {
   } else {  // too many maps: keep it
     chunk->free = ~(uint64_t)0;
     hz3_pages.free_slices += HZ3_CHUNK_SLICES;
-    hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk)));
+    hz3_pages.dirty_slices += (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk));
     hz3_chunk_note_dirty_locked(chunk);
     hz3_chunk_relist_locked(chunk);
   }
@@ -250,7 +250,7 @@ static void forget_refusals(void) {
   hz3_lock_acquire(&hz3_pages.lock);
   for (unsigned run = 1; run <= HZ3_CHUNK_SLICES; run++) {
     for (struct hz3_chunk *chunk = hz3_pages.by_run[run]; chunk != NULL; chunk = chunk->next) {
-      hz3_add_to_figure(&hz3_pages.dirty_slices, (unsigned)__builtin_popcountll(chunk->free & chunk->dirty & chunk->refused));
+      hz3_pages.dirty_slices += (unsigned)__builtin_popcountll(chunk->free & chunk->dirty & chunk->refused);
       chunk->refused = 0;
       hz3_chunk_note_dirty_locked(chunk);
     }
