@@ -63,8 +63,8 @@ struct hz3_retention {
 #define HZ3_RETENTION_INIT {HZ3_RETAIN_MIN_BYTES, SIZE_MAX, 0, SIZE_MAX, 0, 0, 0}
 // All under the lock of the source. The bound now, for a source of which `used_bytes` are in use.
 size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes);
-// After memory became free: how much may stay for now. That is the bound where it was exceeded for a tenth of a second; before that four
-// times the lane's minimum more, less by half of what was purged lately: a big drop leaves no more behind than a small one.
+// After memory became free: how much may stay for now. That is the bound, if for a tenth of a second no free has found it kept; before that
+// four times the lane's minimum more, less by half of what was purged lately: a big drop leaves no more behind than a small one.
 size_t hz3_retention_keep(struct hz3_retention *retention, size_t dirty_bytes, size_t limit_bytes);
 void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes, size_t used_bytes);
 // Memory that was purged is handed out again. Whether any of it was purged too early.
