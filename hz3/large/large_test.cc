@@ -180,6 +180,31 @@ TEST_F(Large, TheLastHugePageIsForBlocksThatFillHalfOfIt) {
   EXPECT_FALSE(StartsAMapping(Alloc(2 * HZ3_MIB + 16) + 2 * HZ3_MIB)) << "others will lie beside it";
 }
 
+// Each such end is a mapping of the kernel's, of which a process has 65,530: not any more once so much is mapped.
+TEST_F(Large, WhereMuchIsMappedEveryBlockHasItsLastHugePage) {
+  hz3_ranges.mapped_bytes += 17 * HZ3_KIB * HZ3_MIB;  // as if
+  char *block = Alloc(4 * HZ3_MIB + 16);
+  hz3_ranges.mapped_bytes -= 17 * HZ3_KIB * HZ3_MIB;
+  EXPECT_FALSE(StartsAMapping(block + 4 * HZ3_MIB));
+}
+
+// As much as a quarter of what is there: where the blocks lie side by side they share the huge pages at their ends.
+TEST_F(Large, MoreIsMappedAheadForSmallerBlocks) {
+  auto mapped_for = [this](size_t bytes, size_t align, size_t there) {
+    hz3_large_trim(true);  // nothing is free
+    size_t as_if = there - Stats().mapped_bytes, before = Stats().mapped_bytes;
+    hz3_ranges.mapped_bytes += as_if;
+    Alloc(bytes, align);
+    hz3_ranges.mapped_bytes -= as_if;
+    return Stats().mapped_bytes - before;
+  };
+  EXPECT_EQ(mapped_for(2 * HZ3_MIB, 1, 0), 2 * HZ3_MIB);
+  EXPECT_EQ(mapped_for(2 * HZ3_MIB, 1, 64 * HZ3_MIB), 16 * HZ3_MIB);
+  EXPECT_EQ(mapped_for(2 * HZ3_MIB, 1, 1024 * HZ3_MIB), 64 * HZ3_MIB) << "but no more than that";
+  EXPECT_EQ(mapped_for(4 * HZ3_MIB, 1, 64 * HZ3_MIB), 4 * HZ3_MIB) << "it has huge pages of its own";
+  EXPECT_EQ(mapped_for(2 * HZ3_MIB, 4 * HZ3_MIB, 64 * HZ3_MIB), 2 * HZ3_MIB) << "the next such block does not lie beside it";
+}
+
 TEST_F(Large, ImpossibleSizesAreRefused) {
   for (size_t bytes : {SIZE_MAX, SIZE_MAX / 2, SIZE_MAX / 2 + 1, size_t{PTRDIFF_MAX}, size_t{1} << 60}) {
     EXPECT_EQ(hz3_large_alloc(bytes, 1, false), nullptr) << bytes;
@@ -463,6 +488,20 @@ TEST_F(Large, TightestRangeIsTaken) {
   EXPECT_EQ(Alloc(8 * HZ3_MIB), small);
 }
 
+// Of ranges that differ so little that they share a bin, whatever came back last: the tightest, then the lowest.
+TEST_F(Large, TheTightestRangeOfABinIsTaken) {
+  Free(Alloc(40 * HZ3_MIB));  // one range, from which all are cut in this order
+  char *wide = Alloc(8 * HZ3_MIB + HZ3_MIB / 2);
+  Alloc(2 * HZ3_MIB);
+  char *low = Alloc(8 * HZ3_MIB);
+  Alloc(2 * HZ3_MIB);
+  char *high = Alloc(8 * HZ3_MIB);
+  Alloc(2 * HZ3_MIB);
+  ASSERT_TRUE(wide < low && low < high);
+  for (char *block : {low, high, wide}) Free(block);
+  for (char *block : {low, high, wide}) EXPECT_EQ(Alloc(8 * HZ3_MIB), block);
+}
+
 TEST_F(Large, ZeroedMeansZeroAfterAnyUse) {
   char *block = Alloc(8 * HZ3_MIB, 1, true);
   EXPECT_TRUE(IsFilled(block, 8 * HZ3_MIB, 0));
@@ -629,6 +668,17 @@ TEST_F(Large, LockedMemoryKeepsNothingElse) {
   EXPECT_EQ(ResidentBytes(blocks[3], kBytes), 0u);
 }
 
+// What the kernel refused to take does not count, until it is written again: who had locked it may not have the next time.
+TEST_F(Large, RefusedMemoryCountsOnceItIsUsedAgain) {
+  char *block = Alloc(4 * HZ3_MIB), *granule = reinterpret_cast<char *>(hz3_round_up(reinterpret_cast<uintptr_t>(block), HZ3_MIB));
+  hz3_dirty_mark(granule, HZ3_MIB);
+  hz3_page_map_marks(granule)->refused = UINT16_MAX;
+  EXPECT_EQ(hz3_dirty_count_bytes(granule, HZ3_MIB), 0u);
+  EXPECT_TRUE(hz3_dirty_test(granule)) << "calloc clears it all the same";
+  hz3_dirty_mark(granule, HZ3_MIB);
+  EXPECT_EQ(hz3_dirty_count_bytes(granule, HZ3_MIB), HZ3_MIB);
+}
+
 TEST_F(Large, DirtyFreeMemoryStaysBelowTheLimit) {
   hz3_ranges.retention.last_purge_ms = hz3_os_now_ms();  // as after a big purge: nothing waits
   hz3_ranges.retention.recent_bytes = 8 * HZ3_RETAIN_MIN_BYTES;
@@ -655,6 +705,37 @@ TEST_F(Large, WhatExceedsTheLimitWaitsForAMoment) {
   hz3_ranges.retention.excess_since_ms -= 1000;
   Free(last);
   EXPECT_LE(Stats().dirty_free_bytes, hz3_ranges.retention.limit_bytes);
+}
+
+TEST_F(Large, WhatAShrunkBlockLosesWaitsForAMoment) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MIN_BYTES < 8 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
+  char *block = Alloc(40 * HZ3_MIB), *last = Alloc(4 * HZ3_MIB);
+  EXPECT_TRUE(Resize(block, 4 * HZ3_MIB));
+  EXPECT_EQ(Stats().dirty_free_bytes, 36 * HZ3_MIB);
+  hz3_ranges.retention.excess_since_ms -= 1000;
+  EXPECT_TRUE(Resize(last, HZ3_MIB));
+  EXPECT_LE(Stats().dirty_free_bytes, hz3_ranges.retention.limit_bytes);
+}
+
+// A program that holds many big blocks will want others, and none of them has a page fault.
+TEST_F(Large, AsMuchAsLivesMayStay) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 40 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
+  hz3_ranges.retention.last_purge_ms = hz3_os_now_ms();  // nothing waits
+  Alloc(40 * HZ3_MIB);
+  char *block = Alloc(40 * HZ3_MIB);
+  Free(block);
+  EXPECT_EQ(Stats().dirty_free_bytes, 40 * HZ3_MIB);
+}
+
+// Three quarters of the limit stay, but of blocks of one size whole ones: a part would lie idle beside the next.
+TEST_F(Large, PurgeKeepsWholeBlocks) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 40 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
+  Alloc(40 * HZ3_MIB);  // which makes the limit
+  std::vector<char *> blocks;
+  for (int i = 0; i < 6; i++) blocks.push_back(Alloc(8 * HZ3_MIB));
+  hz3_ranges.retention.last_purge_ms = hz3_os_now_ms();  // nothing waits
+  for (char *block : blocks) Free(block);
+  EXPECT_EQ(Stats().dirty_free_bytes, 24 * HZ3_MIB) << "of 30";
 }
 
 TEST_F(Large, PurgeStopsAtTheLimit) {
@@ -730,6 +811,25 @@ TEST_F(Large, EachPartOfAPurgedRangeThatIsWantedAgainRaisesTheLimit) {
     EXPECT_EQ(hz3_ranges.retention.limit_bytes, HZ3_RETAIN_MIN_BYTES + i * 4 * HZ3_MIB) << "part " << i;
   }
   EXPECT_EQ(Stats().mapped_bytes, 12 * HZ3_MIB);
+}
+
+// Whichever side was purged when the two became one.
+TEST_F(Large, WhatWasPurgedIsRememberedWhenRangesMerge) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 32 * HZ3_MIB) GTEST_SKIP() << "the limit cannot rise so far";
+  for (bool is_left : {true, false}) {
+    hz3_ranges.retention = HZ3_RETENTION_INIT;
+    Free(Alloc(8 * HZ3_MIB));
+    char *left = Alloc(4 * HZ3_MIB), *right = Alloc(4 * HZ3_MIB);
+    ASSERT_EQ(left + 4 * HZ3_MIB, right);
+    Free(is_left ? left : right);
+    hz3_large_trim(false);
+    Free(is_left ? right : left);
+    char *both = Alloc(8 * HZ3_MIB);
+    ASSERT_EQ(both, left);
+    EXPECT_EQ(hz3_ranges.retention.limit_bytes, HZ3_RETAIN_MIN_BYTES + 4 * HZ3_MIB) << "half of it was purged, and is wanted again";
+    Free(both);
+    hz3_large_trim(true);
+  }
 }
 
 TEST_F(Large, BigPurgedRangesLeaveTheAddressSpace) {
@@ -965,6 +1065,19 @@ TEST(LargeDeathTest, NullWhenAddressSpaceIsUsedUpAndBackAfterwards) {
 }
 
 TEST(LargeDeathTest, GrowsWithoutRoomToGrowOn) { EXPECT_EXIT(GrowWithoutRoomToGrowOn(), testing::ExitedWithCode(0), ""); }
+
+// What would be mapped ahead counts against a limit: where that is refused, the block alone is mapped.
+[[noreturn]] void AllocWithoutRoomAhead() {
+  HZ3_REQUIRE(hz3_large_alloc(64 * HZ3_MIB, 1, false) != nullptr);  // a quarter of which would be mapped
+  size_t most = hz3_test::AddressSpaceBytes() + 12 * HZ3_MIB;
+  rlimit limit = {most, most};
+  HZ3_REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
+  HZ3_REQUIRE(hz3_large_alloc(2 * HZ3_MIB, 1, false) != nullptr);
+  HZ3_REQUIRE(Stats().mapped_bytes == 66 * HZ3_MIB);
+  _exit(0);
+}
+
+TEST(LargeDeathTest, ABlockNeedsNoRoomAhead) { EXPECT_EXIT(AllocWithoutRoomAhead(), testing::ExitedWithCode(0), ""); }
 
 // Where there is room for what the block lacks only, and behind it: it stays, and counts with all that it is now.
 [[noreturn]] void GrowWhereItIs() {
