@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -65,19 +66,22 @@ TEST_F(Os, MapAlignedToEveryPower) {
   }
 }
 
+// Neither where it was asked for nor below is room for it: of a bigger mapping, both ends go.
 TEST_F(Os, MapAlignedKeepsNothingButTheBlock) {
-  const size_t kAlign = 64 << 20, kBytes = 1 << 20;
-  // A hint that is not aligned forces the way over a bigger mapping whose ends are cut off.
-  char *away = static_cast<char *>(hz3_os_map(nullptr, 256 << 20));
+  const size_t kAlign = 64 << 20, kBytes = 1 << 20, kPage = hz3_os_page_bytes();
+  char *away = static_cast<char *>(hz3_os_map(nullptr, 2 * kAlign));
   ASSERT_NE(away, nullptr);
-  hz3_os_unmap(away, 256 << 20);
-  char *hint = reinterpret_cast<char *>(hz3_round_up(reinterpret_cast<uintptr_t>(away), kAlign)) + hz3_os_page_bytes();
-  char *memory = static_cast<char *>(hz3_os_map_aligned(hint, kBytes, kAlign));
+  char *taken = reinterpret_cast<char *>(hz3_round_up(reinterpret_cast<uintptr_t>(away), kAlign));
+  hz3_os_unmap(away, 2 * kAlign);
+  ASSERT_EQ(hz3_os_map(taken, kPage), taken);
+  char *memory = static_cast<char *>(hz3_os_map_aligned(taken + kPage, kBytes, kAlign));
   ASSERT_NE(memory, nullptr);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % kAlign, 0u);
   EXPECT_TRUE(IsMapped(memory, kBytes));
-  EXPECT_FALSE(IsMapped(memory, kBytes + (8 << 20)));
-  EXPECT_TRUE(hz3_os_unmap(memory, kBytes));
+  EXPECT_FALSE(IsMapped(memory - kPage, kPage));
+  EXPECT_FALSE(IsMapped(memory + kBytes, kPage));
+  hz3_os_unmap(memory, kBytes);
+  hz3_os_unmap(taken, kPage);
 }
 
 // Of threads that all find the slot empty one fills it, and what the others mapped goes away again.
@@ -131,6 +135,14 @@ TEST_F(Os, MoreThanThereIsCanNotBeMapped) {
     EXPECT_FALSE(hz3_os_can_map((size_t{1} << 32) + 1));
     ASSERT_EQ(setrlimit(which, &before), 0);
   }
+}
+
+TEST_F(Os, AllMemoryAndSwapCanBeMapped) {
+  struct sysinfo info;
+  ASSERT_EQ(sysinfo(&info), 0);
+  size_t all = (info.totalram + info.totalswap) * info.mem_unit;
+  EXPECT_TRUE(hz3_os_can_map(all));
+  EXPECT_FALSE(hz3_os_can_map(all + info.mem_unit));
 }
 
 TEST_F(Os, RefusalsAreReported) {
