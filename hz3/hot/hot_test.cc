@@ -265,6 +265,32 @@ TEST_F(Hot, TheDepotKeepsNoFewMagazinesWhileMemoryIsGivenBack) {
   EXPECT_EQ(hz3_depot_objects(hz3_size_class_of(kBytes)), 0u);
 }
 
+// What a thread frees of a class that it does not ask for waits in the depot for those who do, beyond its share of what is out.
+TEST_F(Hot, TheDepotKeepsMoreOfWhatAThreadOnlyFrees) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
+  const size_t kBytes = 1024;
+  const unsigned c = hz3_size_class_of(kBytes);
+  auto stay_small = [c] { OwnHeap()->slow_calls = OwnHeap()->misses[c] = 0; };  // no tick, nor bigger magazines
+  size_t kept[2];
+  for (bool only_frees : {false, true}) {
+    std::vector<void *> blocks(15 * HZ3_MAGAZINE_CAPACITY);
+    for (void *&block : blocks) {
+      block = hz3_malloc(kBytes);
+      stay_small();
+    }
+    uint64_t bit = uint64_t{1} << (c % 64), *refilled = &OwnHeap()->refilled_bits[c / 64];
+    *refilled = only_frees ? *refilled & ~bit : *refilled | bit;
+    for (size_t i = 0; i < blocks.size(); i++) {
+      if (i == blocks.size() / 2) kept[only_frees] = hz3_depot_objects(c);
+      hz3_free(blocks[i]);
+      stay_small();
+    }
+    EXPECT_EQ(OwnHeap()->level[c], 0u);
+    hz3_trim();
+  }
+  EXPECT_GT(kept[true], kept[false]);
+}
+
 TEST_F(Hot, RefillsBeginSmallAfterATrim) {
   const unsigned c = hz3_size_class_of(64);
   std::vector<void *> blocks(2000);
@@ -775,6 +801,20 @@ TEST_F(Hot, ATickBeginsAnew) {
   EXPECT_EQ(hz3_heap_cached_objects(OwnHeap(), c), 0u) << "another thread has trimmed";
 }
 
+// Magazines that a tick empties, one for each class, are of use to others.
+TEST_F(Hot, AHeapKeepsFewEmptyMagazines) {
+  for (unsigned c = 1; hz3_size_classes[c].bytes <= 4 * HZ3_KIB; c++) {
+    OwnHeap()->slow_calls = 0;  // no tick yet
+    hz3_free(hz3_malloc(hz3_size_classes[c].bytes));
+  }
+  void *large = hz3_malloc(2 * HZ3_MIB);
+  memset(OwnHeap()->used_bits, 0, sizeof OwnHeap()->used_bits);
+  OwnHeap()->last_tick_ms = 0;
+  hz3_free(large);
+  EXPECT_EQ(hz3_heap_cached_objects(OwnHeap(), hz3_size_class_of(700)), 0u);
+  EXPECT_LT(OwnHeap()->empty_count, 8);
+}
+
 TEST_F(Hot, WhoUsesLargeBlocksOnlyTicksToo) {
   hz3_free(hz3_malloc(700));
   hz3_free(hz3_malloc(16));
@@ -905,6 +945,69 @@ TEST_F(Hot, WhatAThreadCachesAfterATrimIsDrained) {
     else hz3_trim();
     EXPECT_EQ(ClassStats(c).cached_objects, 0u);
   }
+}
+
+// Nor does it wait for all of a depot that nobody needs.
+TEST_F(Hot, ATickDrainsSomeOfTheDepot) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "what is freed there bears a pattern";
+  const unsigned c = hz3_size_class_of(16), level = HZ3_MAGAZINE_LEVELS - 1;
+  const size_t capacity = hz3_magazine_capacity(level), most = 64 * 1024;
+  std::vector<void *> blocks((3 * most / capacity + 1) * capacity);
+  for (void *&block : blocks) block = hz3_malloc(16);
+  for (auto first = blocks.begin(); first != blocks.end(); first += static_cast<ptrdiff_t>(capacity)) {
+    uint32_t count;
+    hz3_magazine *magazine = hz3_magazine_alloc(level, 1, &count);
+    ASSERT_NE(magazine, nullptr);
+    std::copy_n(first, capacity, magazine->slots);
+    magazine->count = static_cast<uint16_t>(capacity);
+    ASSERT_TRUE(hz3_depot_push(c, magazine, SIZE_MAX, false));
+  }
+  uint32_t unused[HZ3_CLASS_COUNT];
+  hz3_depot_take_low_water(unused);  // from here on nobody needs them
+  const size_t before = hz3_depot_objects(c);
+  ASSERT_EQ(before, blocks.size());
+  WaitForATick();
+  for (int calls = 0; calls < 10000 && hz3_depot_objects(c) == before; calls++) hz3_free(hz3_malloc(500000));
+  const size_t drained = before - hz3_depot_objects(c);
+  EXPECT_GE(drained, most);
+  EXPECT_LT(drained, most + capacity) << "half would be more";
+}
+
+// Nor does it purge within all spans of which little is left.
+TEST_F(Hot, ATickPurgesWithinSomeSpans) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "the pattern in free blocks stays";
+  const size_t kSpans = 100, kKept = 8, kMost = 64;
+  std::map<hz3_span *, std::vector<void *>> spans;
+  void *block;
+  do {
+    block = hz3_malloc(1024);
+    OwnHeap()->slow_calls = 0;  // no tick
+    spans[hz3_pages_span_of(block)].push_back(block);
+  } while (spans.size() <= kSpans);
+  spans.erase(hz3_pages_span_of(block));  // it has one block only
+  hz3_free(block);
+  std::vector<void *> kept;
+  for (auto &[span, blocks] : spans) {
+    for (size_t i = 0; i < blocks.size(); i++) {
+      OwnHeap()->slow_calls = 0;
+      if (i < kKept) kept.push_back(blocks[i]);
+      else hz3_free(blocks[i]);
+    }
+  }
+  hz3_trim();  // what is cached
+  auto purged = [&] {
+    size_t count = 0;
+    for (auto &of_span : spans) count += of_span.first->purged_ms != 0;
+    return count;
+  };
+  while (hz3_pages_are_hollow_purges_early()) hz3_pages_purge_idle();  // what tests before have left
+  ASSERT_EQ(purged(), 0u);
+  WaitForATick();
+  for (int calls = 0; calls < 10000 && purged() == 0; calls++) hz3_free(hz3_malloc(500000));
+  EXPECT_EQ(purged(), kMost);
+  DriveTicks(2);
+  EXPECT_EQ(purged(), kSpans) << "the next one takes the others";
+  for (void *last : kept) hz3_free(last);
 }
 
 // Each parked heap is taken for draining once: what was emptied is not taken again.

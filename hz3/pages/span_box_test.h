@@ -401,6 +401,20 @@ TEST_P(SpanBoxTest, PurgeSaysWhetherThereWasAnything) {
   EXPECT_TRUE(hz3_pages_is_giving_back()) << "no purge that was asked for is too early";
 }
 
+// Of two spans on one list the first to be looked at has a page to give, the other none.
+TEST_P(SpanBoxTest, PurgeSaysThatThereWasSomethingInAnyOfTheSpans) {
+  const size_t page = hz3_os_page_bytes(), count = (2 * page - 1) / bytes_ + 1;  // so many objects cover a page
+  if (HZ3_CHECKED || bytes_ >= page || count * 4 >= per_span_) GTEST_SKIP() << "no page is less than a quarter of a span";
+  std::vector<void *> objects = Fetch(2 * per_span_);
+  std::sort(objects.begin(), objects.end());
+  auto second = objects.begin() + static_cast<ptrdiff_t>(per_span_);
+  Release({objects.begin(), objects.begin() + static_cast<ptrdiff_t>(count)});
+  Release({*second});
+  EXPECT_EQ(hz3_pages_span_of(objects.back())->list, hz3_pages_span_of(*(second - 1))->list);
+  EXPECT_TRUE(kBox.purge(c_));
+  EXPECT_FALSE(kBox.purge(c_));
+}
+
 // Memory that the user has locked stays, and keeps nothing else; once it is unlocked, the next purge takes it.
 TEST_P(SpanBoxTest, PurgeGoesOnWhereMemoryIsLocked) {
   const size_t page = hz3_os_page_bytes();
