@@ -87,13 +87,13 @@ void ExpectRangesAreSound() {
   EXPECT_EQ(hz3_ranges.dirty_bytes, dirty);
 }
 
-// Every test starts and ends without any address space.
 // As after a big purge: what exceeds the limit goes at once.
 void NothingWaits() {
   hz3_ranges.retention.last_purge_ms = hz3_os_now_ms();
   hz3_ranges.retention.recent_bytes = 8 * HZ3_RETAIN_MIN_BYTES;
 }
 
+// Every test starts and ends without any address space.
 class Large : public testing::Test {
  protected:
   void SetUp() override {
