@@ -23,6 +23,8 @@
 // much: a length that went wrong is then refused, as by libc's malloc, instead of granted until it is touched.
 #define RESERVED_MIN_BYTES ((size_t)1 << 30)
 
+enum { RESIDENT_MOST_PAGES = 1024 };  // looked at by one call
+
 void *hz3_os_map(void *hint, size_t bytes) {
   int saved = errno, reserve = bytes < RESERVED_MIN_BYTES ? MAP_NORESERVE : 0;
   void *start = mmap(hint, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | reserve, -1, 0);
@@ -96,13 +98,17 @@ bool hz3_os_purge(void *start, size_t bytes) {
   return done;
 }
 
-bool hz3_os_is_resident(void *page) {
+size_t hz3_os_resident_bytes(void *start, size_t bytes) {
   int saved = errno;
-  unsigned char state = 0;
-  bool is_mapped = mincore(page, 1, &state) == 0;
+  unsigned char states[RESIDENT_MOST_PAGES] = {0};
+  size_t page = hz3_os_page_bytes(), pages = hz3_min((bytes + page - 1) / page, RESIDENT_MOST_PAGES), resident = 0;
+  bool is_mapped = mincore(start, pages * page, states) == 0;
+  for (size_t i = 0; is_mapped && i < pages; i++) resident += states[i] & 1;
   errno = saved;
-  return is_mapped && (state & 1) != 0;
+  return resident * page;
 }
+
+bool hz3_os_is_resident(void *page) { return hz3_os_resident_bytes(page, 1) != 0; }
 
 void hz3_os_advise_huge(void *start, size_t bytes, bool huge) {
   int saved = errno;

@@ -87,3 +87,43 @@ bool hz3_chunk_set_huge_locked(struct hz3_chunk *chunk, uint64_t huge) {
   hz3_pages.advice_ends = ends;
   return true;
 }
+
+static void offer_locked(uint64_t slices) {
+  hz3_pages.held &= ~slices;
+  hz3_pages.first->free |= slices;
+  hz3_chunk_relist_locked(hz3_pages.first);
+}
+
+bool hz3_first_chunk_offer(unsigned count) {
+  hz3_lock_acquire(&hz3_pages.lock);
+  uint64_t held = hz3_pages.held;
+  if (held != 0) offer_locked(held & hz3_slice_mask(0, hz3_min((unsigned)__builtin_ctzll(held) + count, HZ3_CHUNK_SLICES)));
+  hz3_lock_release(&hz3_pages.lock);
+  return held != 0;
+}
+
+// But not if every page is resident: then the kernel gives huge pages without being asked, or the user has locked what is mapped.
+bool hz3_first_chunk_is_filled(void) {
+  hz3_lock_acquire(&hz3_pages.lock);
+  size_t bytes = hz3_pages.held == 0 ? 0 : (size_t)__builtin_ctzll(hz3_pages.held) * HZ3_SLICE_BYTES;
+  char *base = bytes == 0 ? NULL : hz3_pages.first->base;  // trim may unmap it any time
+  hz3_lock_release(&hz3_pages.lock);
+  size_t resident = bytes == 0 ? 0 : hz3_os_resident_bytes(base, bytes);
+  return resident < bytes && resident * HZ3_FILLED_SHARE >= bytes;
+}
+
+// Meanwhile the half is neither held back nor free: nobody else takes it, nor unmaps the chunk.
+bool hz3_first_chunk_offer_huge(void) {
+  hz3_lock_acquire(&hz3_pages.lock);
+  struct hz3_chunk *chunk = hz3_pages.first;
+  bool is_held = (hz3_pages.held & HZ3_HIGH_HALF) == HZ3_HIGH_HALF && (chunk->closed & HZ3_HIGH_HALF) == 0;
+  if (is_held) hz3_pages.held &= ~HZ3_HIGH_HALF;
+  hz3_lock_release(&hz3_pages.lock);
+  if (!is_held) return false;
+  bool is_huge = hz3_huge_pages_ask(chunk->base + HZ3_HUGE_PAGE_BYTES, HZ3_HUGE_PAGE_BYTES) != 0;
+  hz3_lock_acquire(&hz3_pages.lock);
+  if (is_huge) hz3_chunk_set_huge_locked(chunk, chunk->huge | HZ3_HIGH_HALF);
+  offer_locked(HZ3_HIGH_HALF);
+  hz3_lock_release(&hz3_pages.lock);
+  return true;
+}

@@ -184,7 +184,10 @@ static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, uint64_t dir
   chunk->base = base;
   chunk->guard_bytes = (uint32_t)guard_bytes;
   hz3_lock_acquire(&hz3_pages.lock);
-  chunk->free = ~(uint64_t)0;
+  bool is_first = hz3_pages.chunks == 0;
+  if (is_first) hz3_pages.first = chunk;
+  if (is_first) hz3_pages.held = ~hz3_slice_mask(0, HZ3_OFFERED_SLICES);
+  chunk->free = is_first ? ~hz3_pages.held : ~(uint64_t)0;
   chunk->dirty = dirty;
   chunk->purged = chunk->refused = 0;
   chunk->huge = is_huge ? ~(uint64_t)0 : 0;
@@ -215,9 +218,7 @@ static bool map_first(void) {
 }
 
 // Maps more chunks: an eighth of what is there, so that big heaps make few system calls and little is over-reserved.
-static bool map_chunks(bool may_be_huge) {
-  uint64_t now = hz3_os_now_ms(), before = hz3_pages.grown_ms;
-  hz3_pages.grown_ms = now;
+static bool map_chunks(bool may_be_huge, bool is_fast) {
   if (HZ3_CHECKED && !hz3_pages.has_had_first) {
     hz3_pages.has_had_first = true;
     if (map_first()) return true;
@@ -234,7 +235,7 @@ static bool map_chunks(bool may_be_huge) {
     if (base == NULL) continue;
     if (guard != 0) hz3_os_protect(base + bytes, guard);  // refused (too many maps): a page that nobody uses
     hz3_pages.last_base = base;
-    bool is_growing = chunks >= HZ3_SMALL_PAGE_CHUNKS || (chunks > 0 && now - before <= HZ3_FAST_GROWTH_MS);
+    bool is_growing = chunks >= HZ3_SMALL_PAGE_CHUNKS || (chunks > 0 && is_fast);
     size_t huge_bytes = may_be_huge && is_growing ? hz3_huge_pages_ask(base, bytes) : 0;
     bool is_huge = huge_bytes == bytes;
     uint64_t touched = is_huge || huge_bytes == 0 ? 0 : hz3_slice_mask(0, HZ3_HUGE_PAGE_BYTES / HZ3_SLICE_BYTES);
@@ -250,7 +251,12 @@ static bool map_chunks(bool may_be_huge) {
 // False if the kernel gives no more; `count` is that of growths when nothing was found.
 static bool grow(size_t count, bool may_be_huge) {
   if (!hz3_growth_begin(&growth, count)) return true;
-  bool any = map_chunks(may_be_huge);
+  uint64_t now = hz3_os_now_ms();
+  bool is_fast = now - hz3_pages.grown_ms <= HZ3_FAST_GROWTH_MS;
+  hz3_pages.grown_ms = now;
+  bool is_filling = is_fast && may_be_huge && !hz3_huge_pages_are_dear() && hz3_first_chunk_is_filled();
+  bool any = (is_filling ? hz3_first_chunk_offer_huge() : hz3_first_chunk_offer(HZ3_OFFERED_SLICES)) || map_chunks(may_be_huge, is_fast) ||
+             hz3_first_chunk_offer(HZ3_OFFERED_SLICES);
   hz3_growth_end(&growth, any);
   return any;
 }

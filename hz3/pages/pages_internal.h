@@ -13,13 +13,22 @@ HZ3_BEGIN_DECLS
 
 #define HZ3_CHUNK_SLICES 64
 #define HZ3_CHUNK_BYTES (HZ3_CHUNK_SLICES * HZ3_SLICE_BYTES)
+// The slices of each half of a chunk, which is a huge page.
+#define HZ3_LOW_HALF ((uint64_t)UINT32_MAX)
+#define HZ3_HIGH_HALF (~HZ3_LOW_HALF)
 
 // Chunks after these ask for huge pages, and then these do, too, each half the next time that it is free and given back. A huge page
 // costs about as much as 110 page faults, and by then 2,048 were taken: a heap that stops right there pays a twentieth more, one
 // that grows on takes a fourth of the time for its pages. Not before, or a small program would grow by 2 MiB at once; unless the
-// chunk before was used up within HZ3_FAST_GROWTH_MS: such a heap is likely to grow on. And not for the first span that one of
+// last slices were used up within HZ3_FAST_GROWTH_MS: such a heap is likely to grow on. And not for the first span that one of
 // several homes has of a class of small blocks: of many such spans little is used (docs/decisions/0022).
-enum { HZ3_SMALL_PAGE_CHUNKS = 2, HZ3_FAST_GROWTH_MS = 50 };
+enum { HZ3_SMALL_PAGE_CHUNKS = 2, HZ3_FAST_GROWTH_MS = 12 };
+
+// The first chunk offers so many slices at first, and as many more when there is no room for a span. But if those were used up so
+// fast, and a third of their pages is resident by then, HZ3_FILLED_SHARE, it offers its upper half with a huge page, or, if that was
+// offered, the next chunk is mapped. What it holds back waits until growth is slower, or there is no other memory. Programs that
+// need a little of many classes touch less than an eighth (docs/decisions/0022).
+enum { HZ3_OFFERED_SLICES = HZ3_CHUNK_SLICES / 4, HZ3_FILLED_SHARE = 3 };
 
 // Where the advice of neighbouring halves differs, a mapping ends, and the kernel allows a process 65,530. Purges change advice as
 // long as that makes no more than so many ends, and one more per so many chunks; then halves keep what they have, and what was
@@ -51,6 +60,8 @@ struct hz3_pages {
   struct hz3_chunk *spare_descriptors;  // of unmapped chunks, linked by next
   struct hz3_retention retention;
   size_t chunks, free_slices, purges;
+  struct hz3_chunk *first;  // of which slices are held back, if any are:
+  uint64_t held;            // one bit per slice: not in its `free`, but counted in free_slices
   size_t dirty_slices;     // free, dirty, and not refused
   size_t advice_ends;      // halves whose advice differs from that of the half above
   struct hz3_chunk *newest;  // the next one mostly lies right below it; NULL if it was unmapped and had no neighbour
@@ -91,6 +102,7 @@ void hz3_tag_map_set_locked(const char *start, size_t slices, int tag);
 // pages.c
 void hz3_chunk_relist_locked(struct hz3_chunk *chunk);
 
+
 void hz3_pages_set_giving_back(bool value);
 
 // huge_pages.c
@@ -99,6 +111,12 @@ void hz3_chunk_join_locked(struct hz3_chunk *chunk);   // beside its neighbour, 
 void hz3_chunk_leave_locked(struct hz3_chunk *chunk);
 // From now on these slices, whole halves, are to ask for huge pages. False, and nothing changed, if mappings do not allow for it.
 bool hz3_chunk_set_huge_locked(struct hz3_chunk *chunk, uint64_t huge);
+// Offers the lowest slices that the first chunk holds back, so many at most. False if there are none.
+bool hz3_first_chunk_offer(unsigned count);
+// Offers its upper half, with a huge page. False if it is not held back as a whole, or closed. Lock: growth.
+bool hz3_first_chunk_offer_huge(void);
+// Whether the slices below those that are held back were filled, see HZ3_OFFERED_SLICES; false if none are held back.
+bool hz3_first_chunk_is_filled(void);
 
 // purge.c
 void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk);

@@ -107,6 +107,7 @@ class Pages : public testing::Test {
     live_.erase(span);
     hz3_pages_free_span(span);
   }
+  const std::set<hz3_span *> &Live() const { return live_; }
 
  private:
   std::set<hz3_span *> live_;
@@ -363,7 +364,7 @@ TEST_F(Pages, HalvesOfChunksGoFirst) {
   EXPECT_EQ(Stats().dirty_bytes, 0u);
 }
 
-// The first chunk never asks for huge pages; the second does if the first was used up at once.
+// The second chunk asks for huge pages if the first was used up at once; nothing of that is touched here.
 TEST_F(Pages, FastGrowthAsksForHugePagesEarlier) {
   for (bool is_fast : {false, true}) {
     std::vector<hz3_span *> spans;
@@ -425,6 +426,96 @@ std::string AdviceAt(const void *start) {
     return line.find(" hg") != std::string::npos ? "hg" : line.find(" nh") != std::string::npos ? "nh" : "";
   }
   return "no mapping";
+}
+
+// What becomes of the first chunk when there is no room in what it has offered.
+class FirstChunk : public Pages {
+ protected:
+  // Takes so many slices and touches every page of a part of each; only the first one of the first slice.
+  hz3_span *Take(int slices, size_t bytes) {
+    hz3_span *span = nullptr;
+    for (int i = 0; i < slices; i++) {
+      span = AllocAtOnce();
+      memset(span->base, 1, span->first_slice == 0 ? 1 : bytes);
+    }
+    return span;
+  }
+  hz3_span *AllocAtOnce() {
+    hz3_pages.grown_ms = hz3_os_now_ms();
+    return Alloc(kSliceClass);
+  }
+  static void Wait() { hz3_pages.grown_ms -= HZ3_FAST_GROWTH_MS + 1; }
+};
+
+TEST_F(FirstChunk, GoesOnWithAHugePageWhereItWasFilledAtOnce) {
+  hz3_chunk *first = ChunkOf(Take(HZ3_OFFERED_SLICES, HZ3_SLICE_BYTES));
+  hz3_span *span = AllocAtOnce();
+  if (first->closed != 0) {  // the checked lane's very first one has no access where nobody used it
+    EXPECT_NE(ChunkOf(span), first);
+    return;
+  }
+  EXPECT_EQ(span->first_slice, HZ3_CHUNK_SLICES / 2);
+  EXPECT_EQ(first->huge, HZ3_HIGH_HALF);
+  EXPECT_EQ(AdviceAt(span->base), "hg");
+  EXPECT_EQ(Stats().free_bytes, (HZ3_CHUNK_SLICES - HZ3_OFFERED_SLICES - 1) * HZ3_SLICE_BYTES) << "with what is held back";
+  span = Take(HZ3_CHUNK_SLICES / 2, HZ3_SLICE_BYTES);
+  EXPECT_NE(ChunkOf(span), first) << "it goes on growing fast";
+  EXPECT_EQ(ChunkOf(span)->huge, ~uint64_t{0});
+  Take(HZ3_CHUNK_SLICES - 1, HZ3_SLICE_BYTES);
+  Wait();
+  EXPECT_EQ(Alloc(kSliceClass)->base, first->base + HZ3_OFFERED_SLICES * HZ3_SLICE_BYTES) << "what it held back";
+}
+
+TEST_F(FirstChunk, OffersTheNextQuarterWhereItWasNotFilled) {
+  EXPECT_EQ(Take(HZ3_OFFERED_SLICES + 1, HZ3_SLICE_BYTES / 4)->first_slice, HZ3_OFFERED_SLICES) << "less than a third";
+  EXPECT_EQ(Take(HZ3_CHUNK_SLICES - HZ3_OFFERED_SLICES - 1, 1)->first_slice, HZ3_CHUNK_SLICES - 1);
+  EXPECT_EQ(Stats().chunks, 1u);
+  EXPECT_EQ(Stats().free_bytes, 0u);
+}
+
+TEST_F(FirstChunk, OffersTheNextQuarterWhereItWasFilledSlowly) {
+  Take(HZ3_OFFERED_SLICES, HZ3_SLICE_BYTES);
+  Wait();
+  EXPECT_EQ(Alloc(kSliceClass)->first_slice, HZ3_OFFERED_SLICES);
+}
+
+TEST_F(FirstChunk, OffersTheNextQuarterWhereHugePagesAreDear) {
+  KnowHugePages(true);
+  EXPECT_EQ(Take(HZ3_OFFERED_SLICES + 1, HZ3_SLICE_BYTES)->first_slice, HZ3_OFFERED_SLICES);
+}
+
+// Where the kernel gives huge pages without being asked.
+TEST_F(FirstChunk, OffersTheNextQuarterWhereEveryPageIsResident) {
+  hz3_span *first = Take(1, 1);
+  memset(first->base, 1, HZ3_SLICE_BYTES);
+  EXPECT_EQ(Take(HZ3_OFFERED_SLICES, HZ3_SLICE_BYTES)->first_slice, HZ3_OFFERED_SLICES);
+}
+
+// The half as a whole is gone then: the next chunk it is, and what it held back before another one.
+TEST_F(FirstChunk, IsFollowedByTheNextWhereItWasFilledLate) {
+  Take(HZ3_CHUNK_SLICES / 2 + 1, 1);
+  Take(HZ3_OFFERED_SLICES - 1, HZ3_SLICE_BYTES);
+  for (hz3_span *span : Live()) memset(span->base, 1, span->first_slice == 0 ? 1 : HZ3_SLICE_BYTES);
+  hz3_span *span = AllocAtOnce();
+  EXPECT_EQ(Stats().chunks, 2u);
+  EXPECT_EQ(ChunkOf(span)->huge, ~uint64_t{0});
+}
+
+void UseWhatIsHeldBack(hz3_span *(*alloc)()) {
+  for (int i = 0; i < HZ3_OFFERED_SLICES; i++) {
+    hz3_span *span = alloc();
+    HZ3_REQUIRE(span != nullptr);
+    memset(span->base, 1, i == 0 ? 1 : HZ3_SLICE_BYTES);
+  }
+  hz3_test::RefuseCall(SYS_mmap);
+  int more = 0;
+  while (alloc() != nullptr) more++;
+  HZ3_REQUIRE(more == HZ3_CHUNK_SLICES - HZ3_OFFERED_SLICES);
+  _exit(0);
+}
+
+TEST_F(FirstChunk, HoldsNothingBackWhereThereIsNoOtherMemory) {
+  EXPECT_EXIT(UseWhatIsHeldBack([] { return hz3_pages_alloc_span(kSliceClass, 0); }), testing::ExitedWithCode(0), "");
 }
 
 char *slow_page;
@@ -499,7 +590,7 @@ TEST_F(Pages, CleanSlicesGoWithAPartOfAHugePage) {
   hz3_span *first = Alloc(kSliceClass), *second = Alloc(kSliceClass);
   hz3_chunk *chunk = ChunkOf(first);
   for (uint64_t huge : {uint64_t{0}, ~uint64_t{0}}) {
-    char *clean = chunk->base + (HZ3_CHUNK_SLICES / 2 - 1) * HZ3_SLICE_BYTES;
+    char *clean = chunk->base + (HZ3_OFFERED_SLICES - 1) * HZ3_SLICE_BYTES;
     chunk->huge = huge;
     clean[0] = 0;  // as the kernel does
     Free(second);

@@ -110,17 +110,13 @@ static uint64_t purge_runs(struct hz3_chunk *chunk, uint64_t mask) {
   return purged;
 }
 
-// The slices of each half of a chunk, which is a huge page.
-#define LOW_HALF ((uint64_t)UINT32_MAX)
-#define HIGH_HALF (~LOW_HALF)
-
 // The halves of the chunk that are free, and can go, as a whole.
 static uint64_t free_halves(const struct hz3_chunk *chunk) {
   uint64_t free = chunk->free & ~chunk->refused;
-  return ((free & LOW_HALF) == LOW_HALF ? LOW_HALF : 0) | ((free & HIGH_HALF) == HIGH_HALF ? HIGH_HALF : 0);
+  return ((free & HZ3_LOW_HALF) == HZ3_LOW_HALF ? HZ3_LOW_HALF : 0) | ((free & HZ3_HIGH_HALF) == HZ3_HIGH_HALF ? HZ3_HIGH_HALF : 0);
 }
 
-static uint64_t halves_of(uint64_t slices) { return (slices & LOW_HALF ? LOW_HALF : 0) | (slices & HIGH_HALF ? HIGH_HALF : 0); }
+static uint64_t halves_of(uint64_t slices) { return (slices & HZ3_LOW_HALF ? HZ3_LOW_HALF : 0) | (slices & HZ3_HIGH_HALF ? HZ3_HIGH_HALF : 0); }
 
 // The chunk that has been dirty longest; rather one of which a half can go as a whole.
 static struct hz3_chunk *oldest_locked(void) {
@@ -260,6 +256,7 @@ static void forget_refusals(void) {
 
 bool hz3_pages_trim(bool unmap) {
   forget_refusals();
+  hz3_first_chunk_offer(HZ3_CHUNK_SLICES);  // or its chunk would not be free as a whole
   bool any = hz3_pages_purge_to(0);
   while (unmap && unmap_one_chunk()) any = true;
   return any;

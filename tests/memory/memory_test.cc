@@ -225,8 +225,8 @@ SCENARIO(ring_of_producer_and_consumer) {
       passed.store(i, std::memory_order_relaxed);
     }
   });
-  // The ring has been round many times before the first figure is taken; and a heap that uses its first chunk up within 50 ms
-  // gets a huge page for the next (docs/decisions/0022), which is no growth of the ring.
+  // The ring has been round many times before the first figure is taken; and a heap that uses up what it has at once
+  // gets a huge page next (docs/decisions/0022), which is no growth of the ring.
   usleep(100000);
   while (passed < kRing * 50) usleep(1000);
   long before = resident_kb();
