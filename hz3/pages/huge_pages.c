@@ -102,14 +102,14 @@ bool hz3_first_chunk_offer(unsigned count) {
   return held != 0;
 }
 
-// But not if every page is resident: then the kernel gives huge pages without being asked, or the user has locked what is mapped.
+// But not if the page behind them is resident, too, which nobody has used: then the kernel gives huge pages without being asked, or the
+// user has locked what is mapped.
 bool hz3_first_chunk_is_filled(void) {
   hz3_lock_acquire(&hz3_pages.lock);
   size_t bytes = hz3_pages.held == 0 ? 0 : (size_t)__builtin_ctzll(hz3_pages.held) * HZ3_SLICE_BYTES;
   char *base = bytes == 0 ? NULL : hz3_pages.first->base;  // trim may unmap it any time
   hz3_lock_release(&hz3_pages.lock);
-  size_t resident = bytes == 0 ? 0 : hz3_os_resident_bytes(base, bytes);
-  return resident < bytes && resident * HZ3_FILLED_SHARE >= bytes;
+  return bytes != 0 && hz3_os_resident_bytes(base, bytes) * HZ3_FILLED_SHARE >= bytes && !hz3_os_is_resident(base + bytes);
 }
 
 // Meanwhile the half is neither held back nor free: nobody else takes it, nor unmaps the chunk.
