@@ -285,6 +285,21 @@ TEST_P(SpanBoxTest, HollowSpansKeepTheirPagesWhereTheyMayBeOfUse) {
   }
 }
 
+TEST_P(SpanBoxTest, FourObjectsOutIsHollow) {
+  if (HZ3_CHECKED || per_span_ < 16) GTEST_SKIP() << "no span is hollow, or only with fewer";
+  std::vector<void *> objects = Fetch(2 * per_span_);
+  for (void *object : objects) memset(object, 1, bytes_);
+  std::sort(objects.begin(), objects.end());
+  StartGivingBack();
+  EXPECT_TRUE(hz3_pages_is_giving_back());
+  for (size_t i = 0; i < objects.size(); i++)
+    if (i % per_span_ >= 4) Release({objects[i]});
+  EXPECT_EQ(hz3_pages_span_of(objects[0])->purged_ms, 0u) << "its class was not shrinking";
+  hz3_span *hollow = hz3_pages_span_of(objects[per_span_]);
+  EXPECT_NE(hollow->purged_ms, 0u);
+  EXPECT_FALSE(IsResident(hollow->base + hz3_size_classes[c_].slices * HZ3_SLICE_BYTES - 3 * hz3_os_page_bytes()));
+}
+
 // Spans of which less than a quarter is out, as many as may, and each again only when half of that came back; fetches take others first.
 TEST_P(SpanBoxTest, SparseSpansGiveTheirPagesBackToTicks) {
   if (HZ3_CHECKED || per_span_ < 32) GTEST_SKIP() << "the pattern in free blocks stays, or what is sparse is hollow";
