@@ -116,7 +116,7 @@ bool hz3_first_chunk_is_filled(void) {
 bool hz3_first_chunk_offer_huge(void) {
   hz3_lock_acquire(&hz3_pages.lock);
   struct hz3_chunk *chunk = hz3_pages.first;
-  bool is_held = (hz3_pages.held & HZ3_HIGH_HALF) == HZ3_HIGH_HALF && (chunk->closed & HZ3_HIGH_HALF) == 0;
+  bool is_held = (hz3_pages.held & HZ3_HIGH_HALF) == HZ3_HIGH_HALF;
   if (is_held) hz3_pages.held &= ~HZ3_HIGH_HALF;
   hz3_lock_release(&hz3_pages.lock);
   if (!is_held) return false;

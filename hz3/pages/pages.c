@@ -254,7 +254,8 @@ static bool grow(size_t count, bool may_be_huge) {
   uint64_t now = hz3_os_now_ms();
   bool is_fast = now - hz3_pages.grown_ms <= HZ3_FAST_GROWTH_MS;
   hz3_pages.grown_ms = now;
-  bool is_filling = is_fast && may_be_huge && !hz3_huge_pages_are_dear() && hz3_first_chunk_is_filled();
+  // In the checked lane what the first chunk has not given away stays without access as long as possible.
+  bool is_filling = !HZ3_CHECKED && is_fast && may_be_huge && !hz3_huge_pages_are_dear() && hz3_first_chunk_is_filled();
   bool any = (is_filling ? hz3_first_chunk_offer_huge() : hz3_first_chunk_offer(HZ3_OFFERED_SLICES)) || map_chunks(may_be_huge, is_fast) ||
              hz3_first_chunk_offer(HZ3_OFFERED_SLICES);
   hz3_growth_end(&growth, any);

@@ -113,7 +113,8 @@ void hz3_chunk_leave_locked(struct hz3_chunk *chunk);
 bool hz3_chunk_set_huge_locked(struct hz3_chunk *chunk, uint64_t huge);
 // Offers the lowest slices that the first chunk holds back, so many at most. False if there are none.
 bool hz3_first_chunk_offer(unsigned count);
-// Offers its upper half, with a huge page. False if it is not held back as a whole, or closed. Lock: growth.
+// Offers its upper half, with a huge page. False if it is not held back as a whole. Lock: growth; not in the checked lane,
+// where nobody has access to it.
 bool hz3_first_chunk_offer_huge(void);
 // Whether the slices below those that are held back were filled, see HZ3_OFFERED_SLICES; false if none are held back.
 bool hz3_first_chunk_is_filled(void);
