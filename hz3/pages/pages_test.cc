@@ -436,7 +436,7 @@ class FirstChunk : public Pages {
     hz3_span *span = nullptr;
     for (int i = 0; i < slices; i++) {
       span = AllocAtOnce();
-      if (span->first_slice == 0) hz3_os_advise_huge(span->base, HZ3_HUGE_PAGE_BYTES, false);  // where the kernel gives them unasked
+      if (span->first_slice == 0) hz3_os_advise_huge(span->base, HZ3_CHUNK_BYTES, false);  // where the kernel gives them unasked
       memset(span->base, 1, bytes);
     }
     return span;
