@@ -100,7 +100,7 @@ bool hz3_os_purge(void *start, size_t bytes) {
 
 size_t hz3_os_resident_bytes(void *start, size_t bytes) {
   int saved = errno;
-  unsigned char states[RESIDENT_MOST_PAGES] = {0};
+  unsigned char states[RESIDENT_MOST_PAGES];
   size_t page = hz3_os_page_bytes(), pages = hz3_min((bytes + page - 1) / page, RESIDENT_MOST_PAGES), resident = 0;
   bool is_mapped = mincore(start, pages * page, states) == 0;
   for (size_t i = 0; is_mapped && i < pages; i++) resident += states[i] & 1;

@@ -335,6 +335,7 @@ TEST_F(Os, ResidentIsWhatWasTouchedAndIsMapped) {
   memory[kPage] = 1;
   EXPECT_FALSE(hz3_os_is_resident(memory));
   EXPECT_TRUE(hz3_os_is_resident(memory + kPage));
+  EXPECT_EQ(hz3_os_resident_bytes(memory, 2 * kPage), kPage);
   EXPECT_TRUE(hz3_os_purge(memory + kPage, kPage));
   EXPECT_FALSE(hz3_os_is_resident(memory + kPage));
   EXPECT_TRUE(hz3_os_unmap(memory, 2 * kPage));

@@ -184,10 +184,12 @@ static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, uint64_t dir
   chunk->base = base;
   chunk->guard_bytes = (uint32_t)guard_bytes;
   hz3_lock_acquire(&hz3_pages.lock);
-  bool is_first = hz3_pages.chunks == 0;
-  if (is_first) hz3_pages.first = chunk;
-  if (is_first) hz3_pages.held = ~hz3_slice_mask(0, HZ3_OFFERED_SLICES);
-  chunk->free = is_first ? ~hz3_pages.held : ~(uint64_t)0;
+  chunk->free = ~(uint64_t)0;
+  if (hz3_pages.chunks == 0) {
+    hz3_pages.first = chunk;
+    chunk->free = hz3_slice_mask(0, HZ3_OFFERED_SLICES);
+    hz3_pages.held = ~chunk->free;
+  }
   chunk->dirty = dirty;
   chunk->purged = chunk->refused = 0;
   chunk->huge = is_huge ? ~(uint64_t)0 : 0;
@@ -238,7 +240,7 @@ static bool map_chunks(bool may_be_huge, bool is_fast) {
     bool is_growing = chunks >= HZ3_SMALL_PAGE_CHUNKS || (chunks > 0 && is_fast);
     size_t huge_bytes = may_be_huge && is_growing ? hz3_huge_pages_ask(base, bytes) : 0;
     bool is_huge = huge_bytes == bytes;
-    uint64_t touched = is_huge || huge_bytes == 0 ? 0 : hz3_slice_mask(0, HZ3_HUGE_PAGE_BYTES / HZ3_SLICE_BYTES);
+    uint64_t touched = is_huge || huge_bytes == 0 ? 0 : HZ3_LOW_HALF;
     size_t left = wanted;  // from the top down, so that each meets its neighbour
     for (bool more = true; more && left > 0; left -= more)
       more = add_chunk(base + (left - 1) * HZ3_CHUNK_BYTES, left == wanted ? guard : 0, is_huge, left == 1 ? touched : 0, false);

@@ -68,7 +68,7 @@ struct hz3_pages {
   bool has_had_first;      // checked lane: a chunk was mapped, whatever became of it; lock: growth
   bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
   uint32_t hollow_purges, hollow_regrets;  // see hz3_pages_are_hollow_purges_early; atomic
-  uint64_t grown_ms;  // when the last chunk was mapped; lock: growth
+  uint64_t grown_ms;  // when a span last found no room; lock: growth
   bool has_opened[HZ3_CLASS_COUNT][HZ3_SPAN_HOMES];  // a span of the class was allocated for the home; atomic
   bool has_homes;  // and for more than one home; atomic
   uint64_t huge_dear_until_ms, huge_pause_ms;  // no huge pages until then; for so long the last time, 0 if one was cheap since; atomic
@@ -101,7 +101,6 @@ void hz3_tag_map_set_locked(const char *start, size_t slices, int tag);
 
 // pages.c
 void hz3_chunk_relist_locked(struct hz3_chunk *chunk);
-
 
 void hz3_pages_set_giving_back(bool value);
 

@@ -504,21 +504,21 @@ TEST_F(FirstChunk, IsFollowedByTheNextWhereItWasFilledLate) {
   EXPECT_EQ(ChunkOf(span)->huge, ~uint64_t{0});
 }
 
-void UseWhatIsHeldBack(hz3_span *(*alloc)()) {
+void UseWhatIsHeldBack() {
   for (int i = 0; i < HZ3_OFFERED_SLICES; i++) {
-    hz3_span *span = alloc();
+    hz3_span *span = hz3_pages_alloc_span(kSliceClass, 0);
     HZ3_REQUIRE(span != nullptr);
     memset(span->base, 1, HZ3_SLICE_BYTES);
   }
   hz3_test::RefuseCall(SYS_mmap);
   int more = 0;
-  while (alloc() != nullptr) more++;
+  while (hz3_pages_alloc_span(kSliceClass, 0) != nullptr) more++;
   HZ3_REQUIRE(more == HZ3_CHUNK_SLICES - HZ3_OFFERED_SLICES);
   _exit(0);
 }
 
 TEST_F(FirstChunk, HoldsNothingBackWhereThereIsNoOtherMemory) {
-  EXPECT_EXIT(UseWhatIsHeldBack([] { return hz3_pages_alloc_span(kSliceClass, 0); }), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(UseWhatIsHeldBack(), testing::ExitedWithCode(0), "");
 }
 
 char *slow_page;
