@@ -84,6 +84,22 @@ TEST_F(Os, MapAlignedKeepsNothingButTheBlock) {
   hz3_os_unmap(taken, kPage);
 }
 
+// Where the first place is askew, there mostly is room below it: what would be cut off again a limit might not allow.
+[[noreturn]] void MapAlignedWithNothingToCutOff() {
+  const size_t kAlign = 64 << 20, kBytes = 1 << 20, kPage = hz3_os_page_bytes();
+  char *away = static_cast<char *>(hz3_os_map(nullptr, 3 * kAlign));
+  char *aligned = reinterpret_cast<char *>(hz3_round_up(reinterpret_cast<uintptr_t>(away), kAlign));
+  HZ3_REQUIRE(away != nullptr && hz3_os_unmap(away, 3 * kAlign));
+  hz3_test::RefuseCall(SYS_mmap, static_cast<uint32_t>(kBytes + kAlign));
+  HZ3_REQUIRE(hz3_os_map_aligned(aligned + kPage, kBytes, kAlign) == aligned);
+  HZ3_REQUIRE(IsMapped(aligned, kBytes) && !IsMapped(aligned + kBytes, kPage));
+  _exit(0);
+}
+
+TEST(OsDeathTest, MapAlignedNeedsNoMoreThanTheBlock) {
+  EXPECT_EXIT(MapAlignedWithNothingToCutOff(), testing::ExitedWithCode(0), "");
+}
+
 // Of threads that all find the slot empty one fills it, and what the others mapped goes away again.
 TEST_F(Os, MapOnceFillsASlotOnceForAllThreads) {
   enum { kThreads = 4, kSlots = 200 };

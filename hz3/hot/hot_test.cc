@@ -677,6 +677,57 @@ TEST_F(Hot, AShrinkingClassFetchesLittle) {
   for (void *block : blocks) hz3_free(block);
 }
 
+// A magazine of the depot's, with these objects.
+void PushToDepot(unsigned c, const std::vector<void *> &objects) {
+  uint32_t count;
+  hz3_magazine *magazine = hz3_magazine_alloc(0, 1, &count);
+  ASSERT_NE(magazine, nullptr);
+  std::copy(objects.begin(), objects.end(), magazine->slots);
+  magazine->count = static_cast<uint16_t>(objects.size());
+  ASSERT_TRUE(hz3_depot_push(c, magazine, SIZE_MAX, false));
+}
+
+// Each full bin of a class of which little is left takes something of the depot along, without waiting for a tick.
+TEST_F(Hot, ABinOfAShrinkingClassEmptiesTheDepot) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "what is freed there bears a pattern";
+  const unsigned c = hz3_size_class_of(1024);
+  std::vector<void *> all(20 * hz3_size_classes[c].objects), blocks;
+  for (void *&block : all) block = hz3_malloc(1024);
+  for (size_t i = 0; i < all.size(); i++) {
+    if (i % 5 == 0) blocks.push_back(all[i]);
+    else hz3_free(all[i]);
+  }
+  hz3_trim();  // what is cached
+  for (int i = 0; i < 2; i++) {
+    PushToDepot(c, {blocks.back()});
+    blocks.pop_back();
+  }
+  for (void *block : blocks) {
+    OwnHeap()->slow_calls = 0;  // no tick
+    hz3_free(block);
+  }
+  EXPECT_EQ(hz3_depot_objects(c), 0u);
+}
+
+// Magazines come and go through the depot: none is left behind empty.
+TEST_F(Hot, RefillsFromTheDepotLoseNoMagazine) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "what is freed there bears a pattern";
+  const unsigned c = hz3_size_class_of(64);
+  std::vector<void *> blocks(HZ3_MAGAZINE_CAPACITY);
+  for (void *&block : blocks) block = hz3_malloc(64);
+  size_t before = 0;
+  for (int round = 0; round < 3000; round++) {
+    PushToDepot(c, blocks);
+    for (void *&block : blocks) {
+      OwnHeap()->slow_calls = OwnHeap()->misses[c] = 0;  // no tick, nor bigger magazines
+      block = hz3_malloc(64);
+    }
+    if (round == 100) before = Stats().metadata_bytes;
+  }
+  EXPECT_EQ(Stats().metadata_bytes, before);
+  for (void *block : blocks) hz3_free(block);
+}
+
 // The most that was cached after a round: a tick may take it away at any moment.
 size_t SwingBy(size_t count, size_t bytes) {
   size_t most = 0;
@@ -973,41 +1024,65 @@ TEST_F(Hot, ATickDrainsSomeOfTheDepot) {
   EXPECT_LT(drained, most + capacity) << "half would be more";
 }
 
-// Nor does it purge within all spans of which little is left.
-TEST_F(Hot, ATickPurgesWithinSomeSpans) {
-  if (HZ3_CHECKED) GTEST_SKIP() << "the pattern in free blocks stays";
-  const size_t kSpans = 100, kKept = 8, kMost = 64;
+// Of blocks of 1 KiB, spans of each of which all but a few blocks are free; these are appended.
+std::set<hz3_span *> LeaveSparseSpans(size_t count, std::vector<void *> *kept) {
   std::map<hz3_span *, std::vector<void *>> spans;
   void *block;
   do {
     block = hz3_malloc(1024);
     OwnHeap()->slow_calls = 0;  // no tick
     spans[hz3_pages_span_of(block)].push_back(block);
-  } while (spans.size() <= kSpans);
+  } while (spans.size() <= count);
   spans.erase(hz3_pages_span_of(block));  // it has one block only
   hz3_free(block);
-  std::vector<void *> kept;
+  std::set<hz3_span *> sparse;
   for (auto &[span, blocks] : spans) {
+    sparse.insert(span);
     for (size_t i = 0; i < blocks.size(); i++) {
       OwnHeap()->slow_calls = 0;
-      if (i < kKept) kept.push_back(blocks[i]);
+      if (i < 8) kept->push_back(blocks[i]);
       else hz3_free(blocks[i]);
     }
   }
   hz3_trim();  // what is cached
-  auto purged = [&] {
-    size_t count = 0;
-    for (auto &of_span : spans) count += of_span.first->purged_ms != 0;
-    return count;
-  };
   while (hz3_pages_are_hollow_purges_early()) hz3_pages_purge_idle();  // what tests before have left
-  ASSERT_EQ(purged(), 0u);
+  return sparse;
+}
+
+// By ticks, or as hollow ones; not by a trim.
+ptrdiff_t CountPurged(const std::set<hz3_span *> &spans) {
+  return std::count_if(spans.begin(), spans.end(), [](const hz3_span *span) { return span->purged_ms != 0; });
+}
+
+// Nor does it purge within all spans of which little is left.
+TEST_F(Hot, ATickPurgesWithinSomeSpans) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "the pattern in free blocks stays";
+  std::vector<void *> kept;
+  std::set<hz3_span *> spans = LeaveSparseSpans(100, &kept);
+  ASSERT_EQ(CountPurged(spans), 0);
   WaitForATick();
-  for (int calls = 0; calls < 10000 && purged() == 0; calls++) hz3_free(hz3_malloc(500000));
-  EXPECT_EQ(purged(), kMost);
+  for (int calls = 0; calls < 10000 && CountPurged(spans) == 0; calls++) hz3_free(hz3_malloc(500000));
+  EXPECT_EQ(CountPurged(spans), 64);
   DriveTicks(2);
-  EXPECT_EQ(purged(), kSpans) << "the next one takes the others";
-  for (void *last : kept) hz3_free(last);
+  EXPECT_EQ(CountPurged(spans), 100) << "the next one takes the others";
+  for (void *block : kept) hz3_free(block);
+}
+
+// Where what was purged within spans was wanted again at once, ticks leave them alone for a while.
+TEST_F(Hot, TicksDoNotPurgeWithinSpansWhileThatIsEarly) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "the pattern in free blocks stays";
+  std::vector<void *> kept;
+  std::set<hz3_span *> spans = LeaveSparseSpans(20, &kept);
+  for (int more = 100; more > 0; more -= hz3_pages_are_hollow_purges_early()) hz3_pages_note_hollow_use(static_cast<uint32_t>(hz3_os_now_ms()));
+  WaitForATick();
+  const uint64_t last_tick_ms = OwnHeap()->last_tick_ms;
+  for (int calls = 0; calls < 10000 && OwnHeap()->last_tick_ms == last_tick_ms; calls++) hz3_free(hz3_malloc(500000));
+  EXPECT_EQ(CountPurged(spans), 0);
+  while (hz3_pages_are_hollow_purges_early()) hz3_pages_purge_idle();
+  WaitForATick();
+  for (int calls = 0; calls < 10000 && CountPurged(spans) == 0; calls++) hz3_free(hz3_malloc(500000));
+  EXPECT_EQ(CountPurged(spans), 20);
+  for (void *block : kept) hz3_free(block);
 }
 
 // Each parked heap is taken for draining once: what was emptied is not taken again.
@@ -1023,6 +1098,18 @@ TEST_F(Hot, EmptiedParkedHeapsAreNotTakenAgain) {
     hz3_heap_put_parked(heap, 0);
   }
   EXPECT_EQ(hz3_heap_take_parked(UINT64_MAX), nullptr);
+}
+
+// Heaps stay for good, so one that was emptied has to be of use to the next thread.
+TEST_F(Hot, ThreadsAfterEachOtherNeedOneHeap) {
+  auto run = [] { std::thread([] { hz3_free(hz3_malloc(700)); }).join(); };
+  run();
+  const size_t heaps = hz3_heap_count();
+  for (int i = 0; i < 20; i++) {
+    run();
+    hz3_trim();  // empties what the thread has left
+  }
+  EXPECT_EQ(hz3_heap_count(), heaps);
 }
 
 // What no address space could hold costs nobody his caches.

@@ -425,6 +425,24 @@ TEST_F(LargeCache, AnotherSizeEndsTheKeeping) {
   EXPECT_FALSE(Put(&cache, Take(&cache, 2 * HZ3_MIB)));
 }
 
+// In the place of a bigger one it would be taken for as big.
+TEST_F(LargeCache, EachSizeHasItsOwnPlaces) {
+  hz3_large_cache cache = {};
+  Teach(&cache, {2 * HZ3_MIB, 3 * HZ3_MIB});
+  void *big = hz3_large_cache_take(&cache, 3 * HZ3_MIB, 1, false), *small = Alloc(2 * HZ3_MIB);
+  ASSERT_NE(big, nullptr);
+  EXPECT_FALSE(hz3_large_cache_put(&cache, small)) << "there is one already";
+  EXPECT_TRUE(hz3_large_cache_put(&cache, big));
+  hz3_large_cache_flush(&cache);
+}
+
+TEST_F(LargeCache, AfterAFlushSizesHaveToComeAgain) {
+  hz3_large_cache cache = {};
+  Teach(&cache, {2 * HZ3_MIB});
+  hz3_large_cache_flush(&cache);
+  for (int i = 0; i < HZ3_SHELF_HITS / 2; i++) EXPECT_FALSE(Put(&cache, Take(&cache, 2 * HZ3_MIB)));
+}
+
 TEST_F(LargeCache, WhoOnlyFreesKeepsNothing) {
   hz3_large_cache cache = {};
   for (unsigned i = 0; i < 4 * HZ3_SHELF_HITS; i++) EXPECT_FALSE(Put(&cache, hz3_large_alloc(2 * HZ3_MIB, 1, false)));
@@ -569,6 +587,17 @@ TEST_F(Large, GrowsInPlaceIntoAFreeNeighbour) {
   ExpectRangesAreSound();
 }
 
+// One that waits on the shelf is as free as others.
+TEST_F(Large, GrowsInPlaceIntoAShelvedNeighbour) {
+  Free(Alloc(40 * HZ3_MIB));  // one range, from which both are cut
+  char *block = Alloc(4 * HZ3_MIB), *neighbour = Alloc(4 * HZ3_MIB);
+  ASSERT_EQ(neighbour, block + 4 * HZ3_MIB);
+  Alloc(32 * HZ3_MIB);  // as much may stay, and nothing else is free
+  hz3_ranges.size_hits = HZ3_SHELF_HITS;
+  Free(neighbour);
+  EXPECT_TRUE(Resize(block, 8 * HZ3_MIB));
+}
+
 // Shrunk below what was written, then freed: the written part must count as dirty.
 TEST_F(Large, WhatASmallerSizeHidesStaysDirty) {
   char *block = Alloc(4 * HZ3_MIB);
@@ -620,6 +649,22 @@ TEST_F(Large, AMovedBlockTakesItsOldPlaceOutOfTheAddressSpace) {
   if (msync(block, 32 * HZ3_MIB, MS_ASYNC) == 0) GTEST_SKIP() << "the kernel cannot move pages and keep the mapping";
   EXPECT_TRUE(IsFilled(grown, 32 * HZ3_MIB, 1));
   EXPECT_LT(Stats().mapped_bytes, 110 * HZ3_MIB) << "half as much again as the new size";
+}
+
+// To where there is memory already a block is copied, and leaves its own for the next: moved pages would replace that memory.
+TEST_F(Large, ABlockIsCopiedToWhereItsPagesAre) {
+  if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
+  hz3_ranges.retention.limit_bytes = 512 * HZ3_MIB;  // as if learned
+  hz3_ranges.retention.known_low_bytes = 0;
+  char *block = Alloc(32 * HZ3_MIB), *place = Alloc(96 * HZ3_MIB);
+  memset(block, 1, 32 * HZ3_MIB);
+  memset(place, 2, 96 * HZ3_MIB);
+  Free(place);
+  EXPECT_EQ(Grow(block, 64 * HZ3_MIB), place);
+  EXPECT_TRUE(IsFilled(place, 32 * HZ3_MIB, 1));
+  ASSERT_TRUE(IsMapped(block));
+  EXPECT_EQ(ResidentBytes(block, 32 * HZ3_MIB), 32 * HZ3_MIB);
+  EXPECT_EQ(Stats().dirty_free_bytes, 32 * HZ3_MIB);
 }
 
 // Blocks between which others moved away have no neighbours any more: free, they are of no use to bigger ones.
@@ -723,6 +768,7 @@ TEST_F(Large, WhatAShrunkBlockLosesWaitsForAMoment) {
   hz3_ranges.retention.excess_since_ms -= 1000;
   EXPECT_TRUE(Resize(last, HZ3_MIB));
   EXPECT_LE(Stats().dirty_free_bytes, hz3_ranges.retention.limit_bytes);
+  EXPECT_GE(Stats().dirty_free_bytes, hz3_ranges.retention.limit_bytes / 2) << "what may stay stays";
 }
 
 // A program that holds many big blocks will want others, and none of them has a page fault.
@@ -847,6 +893,18 @@ TEST_F(Large, BigPurgedRangesLeaveTheAddressSpace) {
   hz3_large_trim(false);
   EXPECT_FALSE(IsMapped(block + 127 * HZ3_MIB));
   EXPECT_LE(Stats().mapped_bytes, hz3_ranges.retention.limit_bytes) << "all but what was retained";
+}
+
+// Whoever found no memory tries again only if something was given back.
+TEST_F(Large, ATrimThatUnmapsAllAtOnceSaysSo) {
+  if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
+  hz3_ranges.retention.limit_bytes = 512 * HZ3_MIB;  // as if learned
+  hz3_ranges.retention.known_low_bytes = 0;
+  Free(Alloc(128 * HZ3_MIB));
+  EXPECT_EQ(Stats().dirty_free_bytes, 128 * HZ3_MIB);
+  EXPECT_TRUE(hz3_large_trim(true));
+  EXPECT_EQ(Stats().mapped_bytes, 0u);
+  EXPECT_FALSE(hz3_large_trim(true));
 }
 
 // A load of one big block that comes and goes: what is kept of it never lies beside the next one.

@@ -78,6 +78,17 @@ void NothingWaits() {
   hz3_pages.retention.recent_bytes = 8 * HZ3_RETAIN_MIN_BYTES;
 }
 
+// With the clock at rest, however slow the machine is: `set` gets the time that `result` will see.
+template <typename Set, typename Result>
+auto AtOneTime(Set set, Result result) {
+  for (;;) {
+    uint64_t now = hz3_os_now_ms();
+    set(now);
+    auto answer = result();
+    if (hz3_os_now_ms() == now) return answer;
+  }
+}
+
 hz3_chunk *ChunkOf(hz3_span *span) {
   return reinterpret_cast<hz3_chunk *>(reinterpret_cast<char *>(span - span->first_slice) - offsetof(hz3_chunk, spans));
 }
@@ -369,9 +380,10 @@ TEST_F(Pages, FastGrowthAsksForHugePagesEarlier) {
   for (bool is_fast : {false, true}) {
     std::vector<hz3_span *> spans;
     for (int i = 0; i < HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
-    if (!is_fast) hz3_pages.grown_ms -= HZ3_FAST_GROWTH_MS + 1;
-    else hz3_pages.grown_ms = hz3_os_now_ms();
+    const uint64_t now = hz3_os_now_ms();
+    hz3_pages.grown_ms = now - (is_fast ? 1 : HZ3_FAST_GROWTH_MS + 1);
     spans.push_back(Alloc(kSliceClass));
+    EXPECT_GE(hz3_pages.grown_ms, now) << "the next growth is fast after this one";
     EXPECT_EQ(ChunkOf(spans.front())->huge, 0u);
     EXPECT_EQ(ChunkOf(spans.back())->huge, is_fast ? ~uint64_t{0} : 0u);
     for (hz3_span *span : spans) Free(span);
@@ -467,6 +479,12 @@ TEST_F(FirstChunk, GoesOnWithAHugePageWhereItWasFilledAtOnce) {
   EXPECT_EQ(Alloc(kSliceClass)->base, first->base + HZ3_OFFERED_SLICES * HZ3_SLICE_BYTES) << "what it held back";
 }
 
+TEST_F(FirstChunk, IsFilledByLittleMoreThanAThird) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "it is used up first";
+  Take(HZ3_OFFERED_SLICES, HZ3_SLICE_BYTES / 8 * 3);
+  EXPECT_EQ(AllocAtOnce()->first_slice, HZ3_CHUNK_SLICES / 2);
+}
+
 TEST_F(FirstChunk, OffersTheNextQuarterWhereItWasNotFilled) {
   EXPECT_EQ(Take(HZ3_OFFERED_SLICES + 1, HZ3_SLICE_BYTES / 4)->first_slice, HZ3_OFFERED_SLICES) << "less than a third";
   EXPECT_EQ(Take(HZ3_CHUNK_SLICES - HZ3_OFFERED_SLICES - 1, 1)->first_slice, HZ3_CHUNK_SLICES - 1);
@@ -478,6 +496,12 @@ TEST_F(FirstChunk, OffersTheNextQuarterWhereItWasFilledSlowly) {
   Take(HZ3_OFFERED_SLICES, HZ3_SLICE_BYTES);
   Wait();
   EXPECT_EQ(Alloc(kSliceClass)->first_slice, HZ3_OFFERED_SLICES);
+}
+
+TEST_F(FirstChunk, OffersTheNextQuarterToTheFirstSpanOfOneOfManyHomes) {
+  Take(HZ3_OFFERED_SLICES, HZ3_SLICE_BYTES);
+  hz3_pages.grown_ms = hz3_os_now_ms();
+  EXPECT_EQ(Alloc(1, 1)->first_slice, HZ3_OFFERED_SLICES);
 }
 
 TEST_F(FirstChunk, OffersTheNextQuarterWhereHugePagesAreDear) {
@@ -615,6 +639,19 @@ TEST_F(Pages, TheNewestChunkIsTheOneAboveOnceTheNewestIsGone) {
   EXPECT_EQ(above->below, nullptr);
 }
 
+// Advice that differs from that of a chunk far away makes no mapping more.
+TEST_F(Pages, OnlyChunksThatTouchAreNeighbours) {
+  hz3_chunk *first = ChunkOf(Alloc(kSliceClass));
+  const size_t page = hz3_os_page_bytes();
+  void *between = hz3_os_map(first->base - page, page);  // or somebody else's is there
+  ASSERT_NE(between, nullptr);
+  while (Stats().chunks == 1) Alloc(kSliceClass);
+  EXPECT_NE(hz3_pages.newest, first);
+  EXPECT_EQ(hz3_pages.newest->above, nullptr);
+  EXPECT_EQ(first->below, nullptr);
+  EXPECT_TRUE(hz3_os_unmap(between, page));
+}
+
 // The mappings of the kernel that lie in the range.
 size_t MappingsIn(uintptr_t start, uintptr_t end) {
   std::ifstream maps("/proc/self/maps");
@@ -690,6 +727,19 @@ TEST_F(Pages, TicksSpareHollowSpansAfterEarlyUse) {
   for (; ticks < 100 && hz3_pages_are_hollow_purges_early(); ticks++) hz3_pages_purge_idle();
   EXPECT_GE(ticks, 10);
   EXPECT_LE(ticks, 50);
+}
+
+TEST_F(Pages, UseOfAHollowSpanIsEarlyForASecond) {
+  auto is_early = [](uint32_t ms) {
+    return AtOneTime(
+        [ms](uint64_t now) {
+          hz3_pages.hollow_purges = hz3_pages.hollow_regrets = 0;
+          hz3_pages_note_hollow_use(static_cast<uint32_t>(now) - ms);
+        },
+        hz3_pages_are_hollow_purges_early);
+  };
+  EXPECT_TRUE(is_early(1000));
+  EXPECT_FALSE(is_early(1001));
 }
 
 TEST_F(Pages, TicksGiveHalfOfWhatNobodyNeeded) {
@@ -952,6 +1002,41 @@ TEST(Retention, AnExcessMayWait) {
   EXPECT_EQ(hz3_retention_keep(&retention, kLimit + 1, kLimit), kKeep) << "the next excess waits anew";
 }
 
+TEST(Retention, AnExcessMayWaitForATenthOfASecond) {
+  const size_t kLimit = HZ3_RETAIN_MIN_BYTES;
+  auto keep_after = [=](uint64_t ms) {
+    hz3_retention retention = HZ3_RETENTION_INIT;
+    return AtOneTime([&](uint64_t now) { retention.excess_since_ms = now - ms; },
+                     [&] { return hz3_retention_keep(&retention, 10 * kLimit, kLimit); });
+  };
+  EXPECT_EQ(keep_after(99), 5 * kLimit);
+  EXPECT_EQ(keep_after(100), kLimit);
+}
+
+// What was purged a second ago counts, and not a moment longer.
+TEST(Retention, PurgesCountForASecond) {
+  const size_t kLimit = HZ3_RETAIN_MIN_BYTES;
+  hz3_retention retention = HZ3_RETENTION_INIT;
+  auto after = [&](uint64_t ms, auto result) {
+    return AtOneTime(
+        [&](uint64_t now) {
+          retention = HZ3_RETENTION_INIT;
+          hz3_retention_note_purge(&retention, kLimit, 0);
+          retention.last_purge_ms = now - ms;
+        },
+        result);
+  };
+  auto is_regretted = [&] { return hz3_retention_note_regret(&retention, 1); };
+  auto keep = [&] { return hz3_retention_keep(&retention, 10 * kLimit, kLimit); };
+  auto purged = [&] { return hz3_retention_note_purge(&retention, 1, 0), retention.recent_bytes; };
+  EXPECT_TRUE(after(1000, is_regretted));
+  EXPECT_FALSE(after(1001, is_regretted));
+  EXPECT_EQ(after(1000, keep), 5 * kLimit - kLimit / 2);
+  EXPECT_EQ(after(1001, keep), 5 * kLimit);
+  EXPECT_EQ(after(1000, purged), kLimit + 1);
+  EXPECT_EQ(after(1001, purged), 1u);
+}
+
 // Or a burst would leave as much more behind as may wait, however much of it went before.
 TEST(Retention, AfterAPurgeLessWaits) {
   const size_t kLimit = HZ3_RETAIN_MIN_BYTES, kPart = kLimit / 4;
@@ -1062,6 +1147,42 @@ TEST(Retention, DecaysWithoutRegret) {
 TEST(PagesDeathTest, WorkUntilAddressSpaceEnds) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(RunInLimitedAddressSpace(), testing::ExitedWithCode(0), "");
+}
+
+// A big heap maps several chunks at once; where there is no room for so many, it maps fewer.
+[[noreturn]] void GrowWhereOneChunkFits() {
+  while (Stats().chunks < 32) HZ3_REQUIRE(hz3_pages_alloc_span(kSixteenClass, 0) != nullptr);
+  while (Stats().free_bytes > 0) HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass, 0) != nullptr);
+  const size_t chunks = Stats().chunks, limit_bytes = hz3_test::AddressSpaceBytes() + 2 * HZ3_CHUNK_BYTES - HZ3_MIB;
+  rlimit limit = {limit_bytes, limit_bytes};
+  HZ3_REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
+  HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass, 0) != nullptr && Stats().chunks == chunks + 1);
+  _exit(0);
+}
+
+TEST(PagesDeathTest, MapsNoMoreChunksThanThereIsRoomFor) { EXPECT_EXIT(GrowWhereOneChunkFits(), testing::ExitedWithCode(0), ""); }
+
+// Between the call that asks for the huge page and the next step, another thread offers all that is held back, as a trim does.
+[[noreturn]] void OfferWhileTheHalfIsOffered() {
+  HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass, 0) != nullptr);
+  int listener = hz3_test::ListenToCall(SYS_madvise);
+  std::atomic<int> heard{0};
+  std::thread other([&] {
+    for (;; heard++) {
+      hz3_test::HeardCall call(listener);
+      hz3_first_chunk_offer(HZ3_CHUNK_SLICES);
+      HZ3_REQUIRE((hz3_pages.first->free & HZ3_HIGH_HALF) == 0);
+    }
+  });
+  HZ3_REQUIRE(hz3_first_chunk_offer_huge() && hz3_pages.held == 0);
+  HZ3_REQUIRE((hz3_pages.first->free & HZ3_HIGH_HALF) == HZ3_HIGH_HALF);
+  while (heard == 0) std::this_thread::yield();
+  _exit(0);
+}
+
+TEST(PagesDeathTest, AHalfThatIsBeingOfferedIsNobodyElses) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "it has no access to it";
+  EXPECT_EXIT(OfferWhileTheHalfIsOffered(), testing::ExitedWithCode(0), "");
 }
 
 // Nothing can leave the address space, for there are too many maps.

@@ -90,6 +90,7 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
       for (hz3_span *span : spans) hz3_pages_free_span(span);
     }
   }
+  static uint32_t NowMs() { return static_cast<uint32_t>(hz3_os_now_ms()); }
   static bool IsResident(char *page) {
     unsigned char in_core;
     EXPECT_EQ(mincore(page, hz3_os_page_bytes(), &in_core), 0);
@@ -243,11 +244,14 @@ TEST_P(SpanBoxTest, HollowSpansGiveTheirPagesBack) {
   std::vector<void *> in_turn;
   for (size_t i = 0; i < per_span_ - 1; i++)
     for (size_t span = 0; span < kSpans; span++) in_turn.push_back(objects[span * (per_span_ - 1) + i]);
+  for (int i = 0; i < 100; i++) hz3_pages_purge_idle();  // forgets what other tests have purged within
   StartGivingBack();
   EXPECT_TRUE(hz3_pages_is_giving_back());
+  const uint32_t before = NowMs();
   for (void *object : in_turn) Release({object});
   for (void *object : kept) {
     char *block = static_cast<char *>(object), *base = BaseOf(object);
+    EXPECT_LE(hz3_pages_span_of(object)->purged_ms - before, NowMs() - before);
     for (size_t i = 0; i < bytes_; i++) ASSERT_EQ(block[i], 0x5a);
     for (char *at = base; at < base + hz3_size_classes[c_].slices * HZ3_SLICE_BYTES; at += page)
       EXPECT_EQ(IsResident(at), at + page > block && at < block + bytes_) << (at - base) / static_cast<ptrdiff_t>(page);
@@ -255,8 +259,7 @@ TEST_P(SpanBoxTest, HollowSpansGiveTheirPagesBack) {
   EXPECT_EQ(Fetch(kSpans * (per_span_ - 1)).size(), objects.size()) << "their objects are served again";
   EXPECT_EQ(kBox.spans(c_), kSpans);
   for (void *object : kept) EXPECT_EQ(hz3_pages_span_of(object)->purged_ms, 0u) << "it is in use again";
-  hz3_pages_purge_idle();
-  EXPECT_FALSE(hz3_pages_is_giving_back()) << "that was early";
+  EXPECT_TRUE(hz3_pages_are_hollow_purges_early() || NowMs() - before > 1000) << "or the machine stood still";
 }
 
 // What is purged within a hollow span may have to come back, page by page: not for a span of a class that does not shrink, nor while

@@ -154,6 +154,28 @@ TEST(SmallDeathTest, WithoutMemoryOthersSpansServe) {
   EXPECT_EXIT(FetchWithoutMemory(), testing::ExitedWithCode(0), "");
 }
 
+// Without memory for the bitmap of a span its slices stay free.
+[[noreturn]] void FetchWithoutABitmap() {
+  const unsigned c = 2;
+  const size_t bitmap_bytes = hz3_size_classes[c].objects / 8;
+  auto free_bytes = [] {
+    hz3_pages_stats stats;
+    hz3_pages_get_stats(&stats);
+    return stats.free_bytes;
+  };
+  void *object;
+  HZ3_REQUIRE(hz3_small_fetch(0, c + 1, &object, 1) == 1);
+  hz3_test::RefuseCall(SYS_mmap);
+  while (hz3_metadata_alloc_bitmap(bitmap_bytes) != nullptr) continue;
+  const size_t before = free_bytes();
+  HZ3_REQUIRE(before > 0);
+  for (int i = 0; i < 100; i++) HZ3_REQUIRE(hz3_small_fetch(0, c, &object, 1) == 0);
+  HZ3_REQUIRE(free_bytes() == before);
+  _exit(0);
+}
+
+TEST(SmallDeathTest, WithoutABitmapNoSliceIsLost) { EXPECT_EXIT(FetchWithoutABitmap(), testing::ExitedWithCode(0), ""); }
+
 TEST(SmallTest, BitmapsOfRetiredSpansAreRecycled) {
   std::vector<void *> objects(2048);
   size_t before = 0;
