@@ -433,6 +433,24 @@ TEST_P(SpanBoxTest, PurgeSaysThatThereWasSomethingInAnyOfTheSpans) {
   EXPECT_FALSE(kBox.purge(c_));
 }
 
+// Also those that stand behind one that a tick has purged, to which something came back since.
+TEST_P(SpanBoxTest, PurgeGivesEverySpanItsTurn) {
+  if (HZ3_CHECKED || per_span_ < 32) GTEST_SKIP() << "the pattern in free blocks stays, or what is sparse is hollow";
+  const size_t kept = per_span_ / 5, span_bytes = hz3_size_classes[c_].slices * HZ3_SLICE_BYTES;
+  std::vector<void *> objects = Fetch(2 * per_span_);
+  for (void *object : objects) memset(object, 1, bytes_);
+  std::sort(objects.begin(), objects.end());
+  for (size_t span = 0; span < 2; span++) {
+    auto first = objects.begin() + static_cast<ptrdiff_t>(span * per_span_);
+    Release({first + static_cast<ptrdiff_t>(kept), first + static_cast<ptrdiff_t>(per_span_)});
+  }
+  EXPECT_EQ(kBox.purge_sparse(c_, 1), 1u);
+  Release({objects[hz3_pages_span_of(objects[0])->purged_ms != 0 ? 0 : per_span_]});
+  EXPECT_TRUE(kBox.purge(c_));
+  for (size_t span = 0; span < 2; span++) EXPECT_FALSE(IsResident(BaseOf(objects[span * per_span_ + 1]) + span_bytes - 3 * hz3_os_page_bytes()));
+  EXPECT_FALSE(kBox.purge(c_));
+}
+
 // Memory that the user has locked stays, and keeps nothing else; once it is unlocked, the next purge takes it.
 TEST_P(SpanBoxTest, PurgeGoesOnWhereMemoryIsLocked) {
   const size_t page = hz3_os_page_bytes();

@@ -317,6 +317,7 @@ static bool take_turn(struct hz3_span_store *store, int list, struct hz3_span **
   struct hz3_span *first = store->lists[list], *last = first == NULL ? NULL : first->prev;
   if (last != NULL && !last->is_purged) {
     unlist_locked(store, last);
+    last->purged_ms = 0;  // or it would come back to the end, whose turn it then is again
     *due = last;
   } else if (last != NULL) {
     unlink_locked(store, last);
