@@ -120,6 +120,13 @@ static struct hz3_heap *adopt_heap(void) {
   return heap;
 }
 
+// Of objects in bins and spares, and the one that waits, of a heap that nobody uses.
+static size_t held_bytes(const struct hz3_heap *heap) {
+  size_t bytes = heap->spare_bytes + hz3_size_classes[heap->last.tag / sizeof(struct hz3_bin)].bytes;
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) bytes += (size_t)(heap->bins[c].top - heap->bins[c].lo) * hz3_size_classes[c].bytes;
+  return bytes;
+}
+
 static void on_thread_exit(void *value) {
   struct hz3_heap *heap = own_heap();
   (void)value;
@@ -128,9 +135,8 @@ static void on_thread_exit(void *value) {
   set_own_heap(NULL);
   heap->is_busy = true;
   __atomic_signal_fence(__ATOMIC_SEQ_CST);
-  size_t bytes = HZ3_CHECKED ? hz3_checked_quarantined_bytes(heap) : 0;
   hz3_large_cache_flush(&heap->large);  // the next thread may never ask for such sizes
-  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) bytes += hz3_heap_cached_objects(heap, c) * hz3_size_classes[c].bytes;
+  size_t bytes = held_bytes(heap) + (HZ3_CHECKED ? hz3_checked_quarantined_bytes(heap) : 0);
   if (bytes != 0 && hz3_heap_put_parked(heap, bytes)) return;
   hz3_heap_flush(heap);
   hz3_heap_put_parked(heap, 0);
