@@ -23,13 +23,15 @@ static void set_owner(const void *start, size_t slices, uintptr_t owner) {
   for (size_t i = 0; i < slices; i++) __atomic_store_n(&at[i], owner, __ATOMIC_RELEASE);
 }
 
-void hz3_page_map_set_span(struct hz3_span *span) { set_owner(span->base, span->slices, (uintptr_t)span | HZ3_PAGE_MAP_SPAN); }
+void hz3_page_map_set_span(struct hz3_span *span) {
+  set_owner(span->base, span->slices, (uintptr_t)span | hz3_page_map_kind(span->size_class, span->home));
+}
 void hz3_page_map_clear_span(struct hz3_span *span) { set_owner(span->base, span->slices, 0); }
 void hz3_page_map_set_large(const void *pointer, void *large) { set_owner(pointer, 1, (uintptr_t)large); }
 
 struct hz3_span *hz3_pages_span_of(const void *pointer) {
   uintptr_t owner = hz3_page_map_owner(pointer);
-  return owner & HZ3_PAGE_MAP_SPAN ? (struct hz3_span *)(owner - HZ3_PAGE_MAP_SPAN) : NULL;
+  return owner & HZ3_PAGE_MAP_SPAN ? (struct hz3_span *)(owner & ~HZ3_PAGE_MAP_KIND) : NULL;
 }
 
 struct hz3_slice_marks *hz3_page_map_marks(const void *pointer) {

@@ -20,6 +20,13 @@ enum { HZ3_PAGE_MAP_LEAF_SLICES = 1 << 16 };
 #define HZ3_PAGE_MAP_LEAF_BYTES (HZ3_PAGE_MAP_LEAF_SLICES * HZ3_SLICE_BYTES)
 #define HZ3_PAGE_MAP_LEAVES (((size_t)1 << HZ3_ADDRESS_BITS) / HZ3_PAGE_MAP_LEAF_BYTES)
 #define HZ3_PAGE_MAP_SPAN ((uintptr_t)1)
+// The entry of a slice of a span is the span's address and, in the bits that no such address has, HZ3_PAGE_MAP_SPAN, the home and the
+// size class: who knows these compares them all at once (docs/decisions/0032).
+#define HZ3_PAGE_MAP_KIND ((uintptr_t)0xFFFF00000000000F)
+HZ3_INLINE uintptr_t hz3_page_map_kind(unsigned size_class, unsigned home) {
+  return (uintptr_t)size_class << 48 | (uintptr_t)home << 1 | HZ3_PAGE_MAP_SPAN;
+}
+HZ3_INLINE unsigned hz3_page_map_home(uintptr_t owner) { return (unsigned)(owner >> 1) % 8; }
 
 // Of a MiB of large ranges, one bit per slice.
 struct hz3_slice_marks {

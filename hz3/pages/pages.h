@@ -31,7 +31,7 @@ struct hz3_span {
   bool is_clean : 1;   // memory from `carved` on is known to be zero
   bool is_closed : 1;  // while it is being allocated: some of it has no access yet
   bool is_purged;  // every whole page between its objects was given back, and none of them came back since
-  uint8_t home;    // of those who fetch from it
+  uint8_t home;    // of those who fetch from it; also in the page map, for those who ask without its lock
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_span) <= 64, "one span descriptor per cache line");
 

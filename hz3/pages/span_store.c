@@ -6,6 +6,7 @@
 #include "hz3/base/os.h"
 #include "hz3/config.h"
 #include "hz3/pages/page_map.h"
+#include "hz3/pages/pages_internal.h"
 
 enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that neighbours lie in different cache lines
 // A span with this few objects out is hollow: if its class is shrinking and memory is being given back, the pages between
@@ -100,11 +101,13 @@ static void unlist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   span->list = HZ3_SPAN_OFF_LISTS;
 }
 
-// The home changes under the lock of the old one only, so under the lock of a span's home it does not. Atomic for those who ask
-// which lock that is. Acquire and release are a pair: who finds its own home here, and holds that lock, goes on where whoever moved
-// the span left it, with no other lock in common.
-static unsigned home_of(const struct hz3_span *span) { return __atomic_load_n(&span->home, __ATOMIC_ACQUIRE); }
-static void set_home(struct hz3_span *span, unsigned home) { __atomic_store_n(&span->home, (uint8_t)home, __ATOMIC_RELEASE); }
+// The home changes under the lock of the old one only, so under the lock of a span's home it does not. It is also in the page map, for
+// those who ask which lock that is. Acquire and release there are a pair: who finds its own home, and holds that lock, goes on where
+// whoever moved the span left it, with no other lock in common.
+static void set_home(struct hz3_span *span, unsigned home) {
+  span->home = (uint8_t)home;
+  hz3_page_map_set_span(span);
+}
 
 struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned new_home, size_t *live) {
   if (hz3_read_figure(&store->spans) == 0) return NULL;  // as in all homes of a program with one thread
@@ -191,13 +194,18 @@ size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *
   return got;
 }
 
-// For what should be an object of the class. Whether it lies in the carved part is for the caller to see.
-HZ3_INLINE struct hz3_span *span_of(unsigned size_class, const void *object) {
+// The page map's entry for what should be an object of the class. Whether it lies in the carved part is for the caller to see.
+static uintptr_t owner_of(unsigned size_class, const void *object) {
   uintptr_t owner = hz3_page_map_owner(object);
-  if (HZ3_UNLIKELY((owner & HZ3_PAGE_MAP_SPAN) == 0)) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
-  struct hz3_span *span = (struct hz3_span *)(owner - HZ3_PAGE_MAP_SPAN);
-  if (HZ3_UNLIKELY(span->size_class != size_class)) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
-  return span;
+  if ((owner & HZ3_PAGE_MAP_SPAN) == 0 || owner >> 48 != size_class) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
+  return owner;
+}
+
+// False if the object's span is not of this kind (HZ3_PAGE_MAP_KIND), which it stays while the caller holds the lock of that home.
+HZ3_INLINE bool is_in_span_of(uintptr_t kind, const void *object, struct hz3_span **span) {
+  uintptr_t owner = hz3_page_map_owner(object) ^ kind;
+  *span = (struct hz3_span *)owner;
+  return (owner & HZ3_PAGE_MAP_KIND) == 0;
 }
 
 // Spans that a release took off the lists, linked by next.
@@ -305,7 +313,7 @@ static void purge_hollow(struct hz3_span_store *stores, struct off_list *off) {
   while (off->hollow != NULL) {
     struct hz3_span *span = off->hollow;
     off->hollow = span->next;
-    purge_inside(&stores[home_of(span)], span, off);
+    purge_inside(&stores[span->home], span, off);
   }
 }
 
@@ -373,51 +381,60 @@ static void end_run_locked(struct hz3_span_store *store, struct hz3_span *span, 
   if (span->free_count >= span->settle_at) settle_locked(store, span, count, off);
 }
 
-// The number of the object in its span.
-HZ3_INLINE size_t index_in(const struct hz3_span *span, const struct hz3_size_class *class, const void *object) {
-  bool is_start;
-  size_t index = hz3_object_index(class->reciprocal, (size_t)((const char *)object - span->base), &is_start);
-  if (HZ3_UNLIKELY(!is_start) || HZ3_UNLIKELY(index >= span->carved)) hz3_fatal(HZ3_FATAL_MISALIGNED_FREE, object, class->bytes);
-  return index;
+static HZ3_COLD void stop(const char *what, const struct hz3_span *span, const void *object) {
+  hz3_fatal(what, object, hz3_size_classes[span->size_class].bytes);
 }
 
-// A word of the bitmap with the object's bit.
-HZ3_INLINE uint64_t marked(uint64_t word, size_t index, const struct hz3_size_class *class, const void *object) {
-  uint64_t bit = (uint64_t)1 << index % 64;
-  if (HZ3_UNLIKELY(word & bit)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, object, class->bytes);
-  return word | bit;
+// The number of the object in its span.
+HZ3_INLINE size_t index_in(const struct hz3_span *span, uint64_t reciprocal, const void *object) {
+  bool is_start;
+  size_t index = hz3_object_index(reciprocal, (size_t)((const char *)object - span->base), &is_start);
+  if (HZ3_UNLIKELY(!is_start) || HZ3_UNLIKELY(index >= span->carved)) stop(HZ3_FATAL_MISALIGNED_FREE, span, object);
+  return index;
 }
 
 // Puts the objects of one home back, one by one; the others move to the front, and their end is returned.
 static void **release_singly_locked(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, void **end, struct off_list *off) {
-  const struct hz3_size_class class = hz3_size_classes[size_class];
+  uint64_t kind = hz3_page_map_kind(size_class, home), reciprocal = hz3_size_classes[size_class].reciprocal;
   void **others = objects;
   for (void **next = objects; next != end; next++) {
     void *object = *next;
-    struct hz3_span *span = span_of(size_class, object);
-    if (HZ3_UNLIKELY(home_of(span) != home)) {
+    struct hz3_span *span;
+    if (HZ3_UNLIKELY(!is_in_span_of(kind, object, &span))) {
       *others++ = object;
       continue;
     }
-    size_t index = index_in(span, &class, object);
-    uint64_t *word = &span->free_words[index / 64];
-    *word = marked(*word, index, &class, object);
+    size_t index = index_in(span, reciprocal, object);
+    uint64_t *word = &span->free_words[index / 64], bit = (uint64_t)1 << index % 64;
+    if (HZ3_UNLIKELY((*word & bit) != 0)) stop(HZ3_FATAL_DOUBLE_FREE, span, object);
+    *word |= bit;
     end_run_locked(store, span, 1, off);
   }
   return others;
 }
 
+// How many objects from *next on follow each other in memory, up to `most` upwards, which is at least 1.
+HZ3_INLINE size_t stretch_of(void **next, size_t most, size_t bytes) {
+  size_t n = 1;
+  for (const char *at = *next; n < most && next[n] == at + bytes; n++) at += bytes;
+  return n;
+}
+
 // Marks the object and those after it that lie in the same word of the span's bitmap; returns their end. The word stays in a register,
 // because a load of it would wait for the store before.
-HZ3_INLINE void **mark_word(struct hz3_span *span, const struct hz3_size_class *class, void **next, void **end) {
+HZ3_INLINE void **mark_word(struct hz3_span *span, const struct hz3_size_class *class, void **next, void **end, bool in_stretches) {
   const void *object = *next;
-  size_t index = index_in(span, class, object), bit = index % 64, first = index - bit, limit = hz3_min(span->carved - first, 64);
+  size_t index = index_in(span, class->reciprocal, object), bit = index % 64, first = index - bit, limit = hz3_min(span->carved - first, 64);
   const char *start = span->base + first * class->bytes;
   uint64_t *at = &span->free_words[index / 64], word = *at;
   bool is_start;
   do {
-    word = marked(word, bit, class, object);
-    if (++next == end) break;
+    size_t count = in_stretches ? stretch_of(next, hz3_min((size_t)(end - next), limit - bit), class->bytes) : 1;
+    uint64_t bits = UINT64_MAX >> (64 - count) << bit;
+    if (HZ3_UNLIKELY((word & bits) != 0)) stop(HZ3_FATAL_DOUBLE_FREE, span, start + (size_t)__builtin_ctzll(word & bits) * class->bytes);
+    word |= bits;
+    next += count;
+    if (next == end) break;
     object = *next;
     bit = hz3_object_index(class->reciprocal, (size_t)((const char *)object - start), &is_start);
   } while (bit < limit && is_start);
@@ -426,41 +443,57 @@ HZ3_INLINE void **mark_word(struct hz3_span *span, const struct hz3_size_class *
 }
 
 // The same where objects of one word follow each other.
-static void **release_runs_locked(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, void **end, struct off_list *off) {
+HZ3_INLINE void **release_words_locked(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, void **end,
+                                       struct off_list *off, bool in_stretches) {
   const struct hz3_size_class class = hz3_size_classes[size_class];
+  uintptr_t kind = hz3_page_map_kind(size_class, home);
   void **others = objects;
   for (void **next = objects; next != end;) {
-    struct hz3_span *span = span_of(size_class, *next);
-    if (HZ3_UNLIKELY(home_of(span) != home)) {
+    struct hz3_span *span;
+    if (HZ3_UNLIKELY(!is_in_span_of(kind, *next, &span))) {
       *others++ = *next++;
       continue;
     }
     void **run = next;
-    do next = mark_word(span, &class, next, end);
+    do next = mark_word(span, &class, next, end, in_stretches);
     while (next != end && (size_t)((char *)*next - span->base) < span->carved * (size_t)class.bytes);
     end_run_locked(store, span, (size_t)(next - run), off);
   }
   return others;
 }
 
-// Whether objects that follow each other mostly lie near enough for one word of a bitmap, from a few samples.
-static bool is_in_runs(void **objects, size_t count, size_t bytes) {
+static void **release_near_locked(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, void **end, struct off_list *off) {
+  return release_words_locked(store, home, size_class, objects, end, off, false);
+}
+
+static void **release_stretches_locked(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, void **end, struct off_list *off) {
+  return release_words_locked(store, home, size_class, objects, end, off, true);
+}
+
+typedef void **release_function(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, void **end, struct off_list *off);
+
+// What suits the order of the objects, from a few samples: whether those that follow each other mostly are neighbours in memory, or lie near
+// enough for one word of a bitmap.
+static release_function *release_for(void **objects, size_t count, size_t bytes) {
   enum { SAMPLES = 8 };
-  size_t step = count / SAMPLES, neighbours = 0;
-  for (size_t i = 0; step > 1 && i < SAMPLES; i++)
-    neighbours += ((uintptr_t)objects[i * step] ^ (uintptr_t)objects[i * step + 1]) < 64 * bytes;
-  return neighbours >= SAMPLES / 2;
+  size_t step = count / SAMPLES, near = 0, neighbours = 0;
+  for (size_t i = 0; step > 1 && i < SAMPLES; i++) {
+    void **sample = &objects[i * step];
+    near += ((uintptr_t)sample[0] ^ (uintptr_t)sample[1]) < 64 * bytes;
+    neighbours += (uintptr_t)sample[1] - (uintptr_t)sample[0] == bytes;
+  }
+  return neighbours > SAMPLES / 2 ? release_stretches_locked : near >= SAMPLES / 2 ? release_near_locked : release_singly_locked;
 }
 
 void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count,
                             void (*free_span)(struct hz3_span *span)) {
   struct off_list off = {NULL, NULL};
-  bool in_runs = is_in_runs(objects, count, hz3_size_classes[size_class].bytes);
+  release_function *release_locked = release_for(objects, count, hz3_size_classes[size_class].bytes);
   while (count > 0) {
-    unsigned home = home_of(span_of(size_class, objects[0]));
+    unsigned home = hz3_page_map_home(owner_of(size_class, objects[0]));
     struct hz3_span_store *store = &stores[home];
     hz3_lock_acquire(&store->lock);
-    void **others = (in_runs ? release_runs_locked : release_singly_locked)(store, home, size_class, objects, objects + count, &off);
+    void **others = release_locked(store, home, size_class, objects, objects + count, &off);
     hz3_take_from_figure(&store->live_objects, count - (size_t)(others - objects));
     hz3_lock_release(&store->lock);
     count = (size_t)(others - objects);
