@@ -20,8 +20,8 @@ HZ3_INLINE bool hz3_class_purge(unsigned size_class) {
   return size_class > HZ3_SMALL_CLASS_LAST ? hz3_medium_purge(size_class) : hz3_small_purge(size_class);
 }
 
-HZ3_INLINE size_t hz3_class_purge_sparse(unsigned size_class, size_t most) {
-  return size_class > HZ3_SMALL_CLASS_LAST ? hz3_medium_purge_sparse(size_class, most) : hz3_small_purge_sparse(size_class, most);
+HZ3_INLINE size_t hz3_class_purge_sparse(unsigned size_class, uint32_t now_ms, size_t most) {
+  return size_class > HZ3_SMALL_CLASS_LAST ? hz3_medium_purge_sparse(size_class, now_ms, most) : hz3_small_purge_sparse(size_class, now_ms, most);
 }
 
 // Objects handed out and not come back, those in caches among them.

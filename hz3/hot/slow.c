@@ -346,10 +346,10 @@ static void drain_shared(void) {
 }
 
 // Of a class that is shrinking, spans of which little is out: what is left may live long.
-static void purge_sparse_spans(void) {
+static void purge_sparse_spans(uint32_t now_ms) {
   size_t left = SPANS_PER_TICK;
   for (unsigned c = 1; c < HZ3_CLASS_COUNT && left > 0; c++) {
-    if (shrinking_capacity(c, 1) != 0) left -= hz3_class_purge_sparse(c, left);
+    if (shrinking_capacity(c, 1) != 0) left -= hz3_class_purge_sparse(c, now_ms, left);
   }
 }
 
@@ -383,7 +383,7 @@ static void tick(struct hz3_heap *heap) {
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) left -= hz3_min(left, drain_depot(heap, c, (unused[c] + 1) / 2, left));
   drain_parked(now - HZ3_TICK_MS, HEAPS_PER_TICK);
   drain_shared();
-  if (!hz3_pages_are_hollow_purges_early()) purge_sparse_spans();
+  if (!hz3_pages_are_hollow_purges_early()) purge_sparse_spans((uint32_t)now);
   hz3_pages_purge_idle();
   hz3_large_purge_idle();
 }

@@ -29,8 +29,8 @@ bool hz3_medium_purge(unsigned size_class) {
   return hz3_span_store_purge(&stores[size_class], hz3_pages_free_span);
 }
 
-size_t hz3_medium_purge_sparse(unsigned size_class, size_t most) {
-  return hz3_span_store_purge_sparse(&stores[size_class], most, hz3_pages_free_span);
+size_t hz3_medium_purge_sparse(unsigned size_class, uint32_t now_ms, size_t most) {
+  return hz3_span_store_purge_sparse(&stores[size_class], now_ms, most, hz3_pages_free_span);
 }
 
 size_t hz3_medium_live_objects(unsigned size_class) { return hz3_read_figure(&stores[size_class].live_objects); }

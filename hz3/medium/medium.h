@@ -18,7 +18,7 @@ size_t hz3_medium_fetch(unsigned size_class, void **out, size_t count, bool *is_
 void hz3_medium_release(unsigned size_class, void **objects, size_t count);
 // As hz3_small_purge, hz3_small_purge_sparse.
 bool hz3_medium_purge(unsigned size_class);
-size_t hz3_medium_purge_sparse(unsigned size_class, size_t most);
+size_t hz3_medium_purge_sparse(unsigned size_class, uint32_t now_ms, size_t most);
 
 size_t hz3_medium_live_objects(unsigned size_class);
 size_t hz3_medium_spans(unsigned size_class);

@@ -293,7 +293,8 @@ static struct hz3_span *alloc_span(unsigned size_class, unsigned home, bool only
   span->next = span->prev = NULL;
   span->free_words = NULL;
   span->free_word = 0;
-  span->free_count = span->carved = span->settle_at = span->purged_ms = 0;
+  span->free_count = span->carved = span->settle_at = span->marked_ms = 0;
+  span->was_purged = false;
   span->list = HZ3_SPAN_NO_LIST;
   span->is_purged = false;
   span->size_class = (uint16_t)size_class;
@@ -315,7 +316,8 @@ void hz3_pages_free_span(struct hz3_span *span) {
   put_span_back_locked(span);
   size_t limit = hz3_retention_limit(&hz3_pages.retention, hz3_pages_used_bytes_locked());
   size_t dirty = hz3_pages.dirty_slices * HZ3_SLICE_BYTES, keep = hz3_retention_keep(&hz3_pages.retention, dirty, limit);
-  if (dirty > keep) hz3_pages_set_giving_back(true);
+  // As long as some of what is free may wait, what lies between objects waits, too.
+  if (dirty > keep && keep == limit) hz3_pages_set_giving_back(true);
   hz3_lock_release(&hz3_pages.lock);
   // Some more than the excess goes, so that the next spans to go do not call the kernel one by one; but no more at a time than
   // the caller can wait for.

@@ -24,12 +24,13 @@ struct hz3_span {
   uint32_t free_count;  // bits set
   uint32_t carved;      // objects [0, carved) were handed out at least once, the rest is untouched memory
   uint32_t settle_at;   // free_count from which on its list, or what becomes of it, is to be looked at
-  uint32_t purged_ms;   // when the pages between its objects were purged, as those of a hollow span; 0 if they were not, or are in use again
+  uint32_t marked_ms;   // when the pages between its objects were purged, if was_purged; else when a tick first found it sparse, 0: none has
   uint16_t size_class;  // 0: not a span
   uint8_t first_slice, slices;
   uint8_t list;   // index of the list it is on, HZ3_SPAN_NO_LIST if on none
   bool is_clean : 1;   // memory from `carved` on is known to be zero
   bool is_closed : 1;  // while it is being allocated: some of it has no access yet
+  bool was_purged : 1;  // the pages between its objects were, as those of a sparse or hollow span, and are not in use again
   bool is_purged;  // every whole page between its objects was given back, and none of them came back since
   uint8_t home;    // of those who fetch from it; also in the page map, for those who ask without its lock
 };
@@ -79,8 +80,8 @@ size_t hz3_idle_keep(size_t dirty_bytes, size_t low_water_bytes);
 // to time. Bytes from the start that have huge pages now, or get them when touched. Thread-safe; keeps errno.
 size_t hz3_huge_pages_ask(char *start, size_t bytes);
 
-// Whether at the last tick, or since, there was much more dirty free memory than needed, and none was purged too early since: a
-// hint, lock-free.
+// Whether at the last tick there was much more dirty free memory than needed, or since then more than may wait, and none was purged too
+// early since: a hint, lock-free.
 bool hz3_pages_is_giving_back(void);
 // Pages of a span in use are about to be purged.
 void hz3_pages_note_hollow_purge(void);

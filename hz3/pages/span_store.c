@@ -13,9 +13,11 @@ enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that 
 // the objects go, too, and once more when one is left. Those left mostly are in the caches of threads that may stay silent
 // (docs/decisions/0023).
 enum { HOLLOW_OBJECTS = 4 };
-// On the last list less than a quarter of a span is out. If its class is shrinking, a tick gives the pages between the objects back, and
-// again with each half of them that comes back until the span is hollow. Such spans come at the end of the list.
-enum { SPARSE_LIST = HZ3_SPAN_LISTS - 1 };
+// Of a sparse span less than a quarter is out. If it has been on that list, and not in use, for a second, and its class is shrinking, a
+// tick gives the pages between the objects back, and again with each half of them that comes back until the span is hollow. Not
+// sooner: with them goes the huge page that they are part of, and most of what a program drops is in use again, or free as a
+// whole, a moment later (docs/decisions/0023).
+enum { SPARSE_LIST = HZ3_SPAN_LISTS - 2, PURGED_LIST, SPARSE_MS = 1000, LOOKS_PER_PURGE = 4 };
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
 #define FITS_MOST_WORDS(class, below, bytes, slices, objects) \
   _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits");
@@ -45,22 +47,12 @@ static void link_locked(struct hz3_span_store *store, struct hz3_span *span, uin
   span->list = list;
 }
 
-// Where it is used last, and found last by the next tick.
-static void link_last_locked(struct hz3_span_store *store, struct hz3_span *span, uint8_t list) {
-  struct hz3_span *first = store->lists[list];
-  link_locked(store, span, list);
-  if (first == NULL) return;
-  store->lists[list] = first;
-  span->prev->next = span;
-  span->next = NULL;
-}
-
 // The free count at which a span on `list` is to be looked at again: when the next list is due, if it was purged when half of what is
 // out came back, or when it is hollow, and then with each object that comes back.
 static uint32_t next_settle(const struct hz3_span *span, uint8_t list, size_t objects) {
-  const size_t next_room[HZ3_SPAN_LISTS] = {(objects + 3) / 4, (objects + 1) / 2, (objects * 3 + 3) / 4, SIZE_MAX / 2};
+  const size_t next_room[HZ3_SPAN_LISTS] = {(objects + 3) / 4, (objects + 1) / 2, (objects * 3 + 3) / 4, SIZE_MAX / 2, SIZE_MAX / 2};
   size_t next = span->free_count + (next_room[list] - room_of(span)), out = span->carved - span->free_count;
-  if (list == SPARSE_LIST && span->purged_ms != 0) next = hz3_min(next, span->free_count + (out + 1) / 2);
+  if (list == PURGED_LIST) next = hz3_min(next, span->free_count + (out + 1) / 2);
   next = hz3_min(next, span->carved - hz3_min(span->carved, HOLLOW_OBJECTS));
   return (uint32_t)hz3_max(next, span->free_count + 1);
 }
@@ -70,10 +62,12 @@ static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   if (span->list == HZ3_SPAN_OFF_LISTS) return;
   size_t room = room_of(span), objects = hz3_size_classes[span->size_class].objects;
   uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects) + (room * 4 >= objects * 3));
+  if (list == SPARSE_LIST && span->was_purged) list = PURGED_LIST;
   span->settle_at = list == HZ3_SPAN_NO_LIST ? 0 : next_settle(span, list, objects);
   if (list == span->list) return;
   unlink_locked(store, span);
-  if (list != HZ3_SPAN_NO_LIST) (span->purged_ms == 0 ? link_locked : link_last_locked)(store, span, list);
+  if (list == SPARSE_LIST) span->marked_ms = 0;
+  if (list != HZ3_SPAN_NO_LIST) link_locked(store, span, list);
 }
 
 static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
@@ -153,10 +147,9 @@ static void carve(struct hz3_span *span, void **out, size_t count) {
 }
 
 static size_t take_from(struct hz3_span *span, void **out, size_t count, bool *is_clean) {
-  if (HZ3_UNLIKELY(span->purged_ms != 0)) {
-    hz3_pages_note_hollow_use(span->purged_ms);
-    span->purged_ms = 0;
-  }
+  if (HZ3_UNLIKELY(span->was_purged)) hz3_pages_note_hollow_use(span->marked_ms);
+  span->was_purged = false;
+  span->marked_ms = 0;
   size_t taken = span->free_count == 0 ? 0 : take_returned(span, out, count);
   size_t fresh = hz3_min(count - taken, hz3_size_classes[span->size_class].objects - span->carved);
   carve(span, out + taken, fresh);
@@ -233,7 +226,8 @@ static void place_locked(struct hz3_span_store *store, struct hz3_span *span, st
 
 static void take_to_purge_locked(struct hz3_span_store *store, struct hz3_span *span) {
   unlist_locked(store, span);
-  span->purged_ms = (uint32_t)hz3_max((uint32_t)hz3_os_now_ms(), 1);
+  span->was_purged = true;
+  span->marked_ms = (uint32_t)hz3_os_now_ms();
   hz3_pages_note_hollow_purge();
 }
 
@@ -243,10 +237,7 @@ static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_
   uint32_t objects = hz3_size_classes[span->size_class].objects;
   bool has_crossed = (out <= HOLLOW_OBJECTS && out_before > HOLLOW_OBJECTS) || (out == 1 && out_before > 1);
   bool is_hollow = has_crossed && out > 0 && out * 4 <= objects;
-  if (span->list == SPARSE_LIST && span->purged_ms != 0 && out > HOLLOW_OBJECTS) {
-    unlink_locked(store, span);  // to the front
-    span->purged_ms = 0;
-  }
+  if (span->list == PURGED_LIST && out > HOLLOW_OBJECTS) span->was_purged = false;
   if (HZ3_CHECKED || !is_hollow || span->list == HZ3_SPAN_OFF_LISTS || !hz3_pages_is_giving_back() || !is_shrinking(store, objects)) {
     place_locked(store, span, off);
     return;
@@ -325,7 +316,6 @@ static bool take_turn(struct hz3_span_store *store, int list, struct hz3_span **
   struct hz3_span *first = store->lists[list], *last = first == NULL ? NULL : first->prev;
   if (last != NULL && !last->is_purged) {
     unlist_locked(store, last);
-    last->purged_ms = 0;  // or it would come back to the end, whose turn it then is again
     *due = last;
   } else if (last != NULL) {
     unlink_locked(store, last);
@@ -356,20 +346,30 @@ bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct
   return any;
 }
 
-static struct hz3_span *take_sparse(struct hz3_span_store *store) {
+// Takes the one that has been sparse longest, for long enough, off the lists. One that no tick has seen is marked, and goes to the front.
+static struct hz3_span *take_sparse(struct hz3_span_store *store, uint32_t now_ms, size_t *looks) {
+  struct hz3_span *due = NULL;
   hz3_lock_acquire(&store->lock);
-  struct hz3_span *span = store->lists[SPARSE_LIST];
-  if (span != NULL && span->purged_ms != 0) span = NULL;  // and all behind it
-  if (span != NULL) take_to_purge_locked(store, span);
+  for (; *looks > 0 && store->lists[SPARSE_LIST] != NULL; --*looks) {
+    struct hz3_span *last = store->lists[SPARSE_LIST]->prev;
+    if (last->marked_ms != 0) {
+      if (now_ms - last->marked_ms >= SPARSE_MS) due = last;
+      break;
+    }
+    unlink_locked(store, last);
+    link_locked(store, last, SPARSE_LIST);
+    last->marked_ms = hz3_max(now_ms, 1);
+  }
+  if (due != NULL) take_to_purge_locked(store, due);
   hz3_lock_release(&store->lock);
-  return span;
+  return due;
 }
 
-size_t hz3_span_store_purge_sparse(struct hz3_span_store *store, size_t most, void (*free_span)(struct hz3_span *span)) {
+size_t hz3_span_store_purge_sparse(struct hz3_span_store *store, uint32_t now_ms, size_t most, void (*free_span)(struct hz3_span *span)) {
   struct off_list off = {NULL, NULL};
-  size_t count = 0;
+  size_t count = 0, looks = most * LOOKS_PER_PURGE;
   if (HZ3_CHECKED) return 0;
-  for (struct hz3_span *span; count < most && (span = take_sparse(store)) != NULL; count++) purge_inside(store, span, &off);
+  for (struct hz3_span *span; count < most && (span = take_sparse(store, now_ms, &looks)) != NULL; count++) purge_inside(store, span, &off);
   free_all(off.retired, free_span);
   return count;
 }

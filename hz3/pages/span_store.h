@@ -16,11 +16,11 @@
 
 HZ3_BEGIN_DECLS
 
-enum { HZ3_SPAN_LISTS = 4, HZ3_SPAN_OFF_LISTS = HZ3_SPAN_NO_LIST - 1 };
+enum { HZ3_SPAN_LISTS = 5, HZ3_SPAN_OFF_LISTS = HZ3_SPAN_NO_LIST - 1 };
 
 struct hz3_span_store {
   struct hz3_lock lock;
-  struct hz3_span *lists[HZ3_SPAN_LISTS];  // less than 1/4 free, less than 1/2, less than 3/4, the rest
+  struct hz3_span *lists[HZ3_SPAN_LISTS];  // less than 1/4 free, less than 1/2, less than 3/4, the rest, those of the rest that were purged
   size_t live_objects;                     // handed out and not come back
   size_t spans;
 } __attribute__((aligned(HZ3_CACHE_LINE)));
@@ -43,8 +43,9 @@ void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, 
 // nothing came back since. One span at a time is off the lists meanwhile. Spans that became free: as above. Does nothing in
 // the checked lane, whose pattern in free blocks has to stay.
 bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct hz3_span *span));
-// The same for at most so many spans of which less than a quarter is out; how many there were. Not again before half of that came back.
-size_t hz3_span_store_purge_sparse(struct hz3_span_store *store, size_t most, void (*free_span)(struct hz3_span *span));
+// The same, from time to time, for at most so many spans of which less than a quarter is out, and which were so, and not fetched from, a
+// second ago; how many there were. Not again before half of that came back.
+size_t hz3_span_store_purge_sparse(struct hz3_span_store *store, uint32_t now_ms, size_t most, void (*free_span)(struct hz3_span *span));
 
 HZ3_END_DECLS
 

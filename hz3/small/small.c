@@ -68,10 +68,10 @@ bool hz3_small_purge(unsigned size_class) {
   return any;
 }
 
-size_t hz3_small_purge_sparse(unsigned size_class, size_t most) {
+size_t hz3_small_purge_sparse(unsigned size_class, uint32_t now_ms, size_t most) {
   size_t done = 0;
   for (unsigned i = 0, count = home_count(); i < count; i++)
-    done += hz3_span_store_purge_sparse(&stores[size_class][i], most - done, free_span);
+    done += hz3_span_store_purge_sparse(&stores[size_class][i], now_ms, most - done, free_span);
   return done;
 }
 

@@ -19,8 +19,8 @@ size_t hz3_small_fetch(unsigned home, unsigned size_class, void **out, size_t co
 void hz3_small_release(unsigned size_class, void **objects, size_t count);
 // Gives the pages of the class's spans back in which no byte of an object is out; whether there was anything to give. Thread-safe.
 bool hz3_small_purge(unsigned size_class);
-// For a tick: the same for at most so many spans of which little is out; how many there were.
-size_t hz3_small_purge_sparse(unsigned size_class, size_t most);
+// For a tick: the same for at most so many spans of which little has been out for a second; how many there were.
+size_t hz3_small_purge_sparse(unsigned size_class, uint32_t now_ms, size_t most);
 
 // Objects handed out and not come back, and spans held. Racy reads are fine: for statistics.
 size_t hz3_small_live_objects(unsigned size_class);
