@@ -20,12 +20,13 @@ enum { HZ3_PAGE_MAP_LEAF_SLICES = 1 << 16 };
 #define HZ3_PAGE_MAP_LEAF_BYTES (HZ3_PAGE_MAP_LEAF_SLICES * HZ3_SLICE_BYTES)
 #define HZ3_PAGE_MAP_LEAVES (((size_t)1 << HZ3_ADDRESS_BITS) / HZ3_PAGE_MAP_LEAF_BYTES)
 #define HZ3_PAGE_MAP_SPAN ((uintptr_t)1)
-// The entry of a slice of a span is the span's address and, in the bits that no such address has, HZ3_PAGE_MAP_SPAN, the home and the
-// size class: who knows these compares them all at once (docs/decisions/0032).
+// The entry of a slice of a span is the span's address and, in the bits that no such address has, its kind: HZ3_PAGE_MAP_SPAN, the home
+// and the size class. Who knows these compares them all at once (docs/decisions/0032).
 #define HZ3_PAGE_MAP_KIND ((uintptr_t)0xFFFF00000000000F)
 HZ3_INLINE uintptr_t hz3_page_map_kind(unsigned size_class, unsigned home) {
   return (uintptr_t)size_class << 48 | (uintptr_t)home << 1 | HZ3_PAGE_MAP_SPAN;
 }
+HZ3_INLINE unsigned hz3_page_map_class(uintptr_t owner) { return (unsigned)(owner >> 48); }
 HZ3_INLINE unsigned hz3_page_map_home(uintptr_t owner) { return (unsigned)(owner >> 1) % 8; }
 
 // Of a MiB of large ranges, one bit per slice.
@@ -34,7 +35,7 @@ struct hz3_slice_marks {
   uint16_t refused;  // the kernel did not take it back, since some of the MiB was locked; not in use since
 };
 struct hz3_page_map_leaf {
-  uintptr_t owner[HZ3_PAGE_MAP_LEAF_SLICES];  // large descriptor, or span with HZ3_PAGE_MAP_SPAN
+  uintptr_t owner[HZ3_PAGE_MAP_LEAF_SLICES];  // large descriptor, or span with its kind
   struct hz3_slice_marks marks[HZ3_PAGE_MAP_LEAF_SLICES / 16];
 };
 extern void *hz3_page_map_root[HZ3_PAGE_MAP_LEAVES];  // leaves

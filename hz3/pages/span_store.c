@@ -190,7 +190,7 @@ size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *
 // The page map's entry for what should be an object of the class. Whether it lies in the carved part is for the caller to see.
 static uintptr_t owner_of(unsigned size_class, const void *object) {
   uintptr_t owner = hz3_page_map_owner(object);
-  if ((owner & HZ3_PAGE_MAP_SPAN) == 0 || owner >> 48 != size_class) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
+  if ((owner & HZ3_PAGE_MAP_SPAN) == 0 || hz3_page_map_class(owner) != size_class) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
   return owner;
 }
 
