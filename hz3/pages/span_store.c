@@ -16,7 +16,7 @@ enum { HOLLOW_OBJECTS = 4 };
 // Of a sparse span less than a quarter is out. If it has been on that list, and not in use, for a second, and its class is shrinking, a
 // tick gives the pages between the objects back, and again with each half of them that comes back until the span is hollow. Not
 // sooner: with them goes the huge page that they are part of, and most of what a program drops is in use again, or free as a
-// whole, a moment later (docs/decisions/0023).
+// whole, a moment later (docs/decisions/0023). For each span that it may purge, a tick looks at so many, LOOKS_PER_PURGE.
 enum { SPARSE_LIST = HZ3_SPAN_LISTS - 2, PURGED_LIST, SPARSE_MS = 1000, LOOKS_PER_PURGE = 4 };
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
 #define FITS_MOST_WORDS(class, below, bytes, slices, objects) \
