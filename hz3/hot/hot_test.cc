@@ -1080,11 +1080,11 @@ void LetSparseSpansAge(const std::set<hz3_span *> &spans) {
     if (!span->was_purged) span->marked_ms = static_cast<uint32_t>(hz3_os_now_ms()) - 1000;
 }
 
-// Takes slow paths of large blocks until the heap has ticked.
+// Takes slow paths until the heap has ticked once.
 void Tick() {
   WaitForATick();
   const uint64_t last_tick_ms = OwnHeap()->last_tick_ms;
-  for (int calls = 0; calls < 10000 && OwnHeap()->last_tick_ms == last_tick_ms; calls++) hz3_free(hz3_malloc(500000));
+  for (int calls = 0; calls < 10000 && OwnHeap()->last_tick_ms == last_tick_ms; calls++) TakeSlowPaths(1);
 }
 
 // Nor does it purge within all spans of which little is left, nor as soon as it finds them so.

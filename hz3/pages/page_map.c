@@ -5,7 +5,8 @@
 #include "hz3/base/os.h"
 #include "hz3/pages/pages_internal.h"
 
-_Static_assert(HZ3_SPAN_HOMES == 8 && _Alignof(struct hz3_chunk) >= 16 && sizeof(struct hz3_span) % 16 == 0, "three bits for a home, one for a span");
+_Static_assert(HZ3_SPAN_HOMES == 8 && _Alignof(struct hz3_chunk) >= 16 && sizeof(struct hz3_span) % 16 == 0, "below an address: three bits for a home, one for a span");
+_Static_assert(HZ3_ADDRESS_BITS <= 48 && HZ3_CLASS_COUNT <= 1 << 16, "above an address: the size class");
 
 void *hz3_page_map_root[HZ3_PAGE_MAP_LEAVES];
 

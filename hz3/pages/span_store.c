@@ -194,7 +194,8 @@ static uintptr_t owner_of(unsigned size_class, const void *object) {
   return owner;
 }
 
-// False if the object's span is not of this kind (HZ3_PAGE_MAP_KIND), which it stays while the caller holds the lock of that home.
+// False if the object's span is not of this kind (HZ3_PAGE_MAP_KIND), which it stays while the caller holds the lock of that home. What is
+// no object of the class is told from one of another home later, by owner_of, when it comes to be the first.
 HZ3_INLINE bool is_in_span_of(uintptr_t kind, const void *object, struct hz3_span **span) {
   uintptr_t owner = hz3_page_map_owner(object) ^ kind;
   *span = (struct hz3_span *)owner;
@@ -442,7 +443,7 @@ HZ3_INLINE void **mark_word(struct hz3_span *span, const struct hz3_size_class *
   return next;
 }
 
-// The same where objects of one word follow each other.
+// The same where objects of one word follow each other; `in_stretches`: and mostly are neighbours.
 HZ3_INLINE void **release_words_locked(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, void **end,
                                        struct off_list *off, bool in_stretches) {
   const struct hz3_size_class class = hz3_size_classes[size_class];
