@@ -728,24 +728,6 @@ TEST_F(Hot, RefillsFromTheDepotLoseNoMagazine) {
   for (void *block : blocks) hz3_free(block);
 }
 
-// While the last hundredth of a class goes, a bin still holds a few objects: not every free takes a slow path.
-TEST_F(Hot, ADropTakesFewSlowPaths) {
-  if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
-  if (HZ3_MAGAZINE_CAPACITY < 62) GTEST_SKIP() << "bins hold no more than three";
-  std::mt19937 random(1);
-  for (size_t bytes : {64u, 1024u}) {
-    std::vector<void *> blocks(20000);
-    for (void *&block : blocks) block = hz3_malloc(bytes);
-    std::shuffle(blocks.begin(), blocks.end(), random);
-    uint32_t calls = 0;
-    for (size_t i = 0; i < blocks.size(); i++) {
-      if (i == blocks.size() / 100 * 99) calls = OwnHeap()->slow_calls;
-      hz3_free(blocks[i]);
-    }
-    EXPECT_LE(OwnHeap()->slow_calls - calls, blocks.size() / 100 / 8) << bytes;
-  }
-}
-
 // The most that was cached after a round: a tick may take it away at any moment.
 size_t SwingBy(size_t count, size_t bytes) {
   size_t most = 0;

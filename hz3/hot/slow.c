@@ -34,8 +34,6 @@ enum {
   MISSES_TO_GROW = 32,             // slow paths of a class per tick that call for bigger magazines
   EMPTIES_KEPT = 8,                // empty magazines a heap keeps; half of them go back in one operation
   FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking
-  SHRUNK_OBJECTS = 16,             // of a shrinking class that a bin may always hold, and
-  SHRUNK_BYTES = 16 * 1024,        // no more bytes than so many, but at least one object
   FEWEST_IN_DEPOT = 2,             // magazines of a class that the depot may keep while no memory is being given back
   OBJECTS_PER_TICK = 64 * 1024,    // that a tick takes out of the depot, and
   HEAPS_PER_TICK = 16,             // parked heaps that it drains, and
@@ -245,13 +243,11 @@ static void release_magazine(struct hz3_heap *heap, unsigned c, struct hz3_magaz
 }
 
 // A class of which less than half is out of its spans is shrinking. What caches hold then pins spans, at worst one each:
-// a bin may keep a part of its capacity in proportion to what is out, and nothing beside it; but a few objects always, or while the
-// last of a class go, each free would take a slow path (docs/decisions/0006). 0: not shrinking.
+// a bin may keep a part of its capacity in proportion to what is out, and nothing beside it (docs/decisions/0006). 0: not shrinking.
 static size_t shrinking_capacity(unsigned c, size_t capacity) {
   size_t spans = hz3_class_spans(c), room = spans * hz3_size_classes[c].objects, out = hz3_class_objects_out(c);
   if (spans <= FEW_SPANS || out * 2 >= room) return 0;
-  size_t least = hz3_max(hz3_min(SHRUNK_OBJECTS, SHRUNK_BYTES / class_bytes(c)), 1);
-  return hz3_max(capacity * 2 * out / room, hz3_min(capacity, least));
+  return hz3_max(capacity * 2 * out / room, 1);
 }
 
 // Magazines of the class that the depot may keep: a quarter of the objects that are out of their spans. In proportion to

@@ -66,6 +66,9 @@ static struct hz3_range *take_fit_locked(size_t place, size_t align) {
   return range;
 }
 
+// After free memory came into use.
+static void note_low_water_locked(void) { hz3_ranges.dirty_low_water = hz3_min(hz3_ranges.dirty_low_water, hz3_ranges.dirty_bytes); }
+
 static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) {
   struct hz3_range *range = hz3_range_take_shelved_locked(place, align);
   if (range == NULL) {
@@ -79,7 +82,7 @@ static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) 
   hz3_ranges.live_bytes += place;
   hz3_ranges.live_blocks++;
   hz3_page_map_set_large(range->start, range);
-  hz3_ranges.dirty_low_water = hz3_min(hz3_ranges.dirty_low_water, hz3_ranges.dirty_bytes);
+  note_low_water_locked();
   return range;
 }
 
@@ -337,6 +340,7 @@ static bool extend_locked(struct hz3_range *range, size_t place) {
   }
   hz3_ranges.live_bytes += right->bytes;
   hz3_range_absorb_right_locked(range);
+  note_low_water_locked();
   return true;
 }
 

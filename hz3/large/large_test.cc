@@ -847,6 +847,19 @@ TEST_F(Large, WhatWasInUseSinceTheLastTickIsNotIdle) {
   EXPECT_LT(Stats().dirty_free_bytes, dirty);
 }
 
+TEST_F(Large, WhatABlockGrewIntoWasNotIdle) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 16 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
+  char *block = Alloc(16 * HZ3_MIB);
+  memset(block, 1, 16 * HZ3_MIB);
+  Alloc(32 * HZ3_MIB);  // as much may stay
+  Free(block);
+  ASSERT_EQ(Alloc(4 * HZ3_MIB), block);
+  hz3_ranges.dirty_low_water = hz3_ranges.dirty_bytes;  // as after a tick: 12 MiB behind the block
+  ASSERT_TRUE(Resize(block, 12 * HZ3_MIB));
+  hz3_large_purge_idle();
+  EXPECT_EQ(Stats().dirty_free_bytes, 2 * HZ3_MIB) << "half of the four that were not needed";
+}
+
 TEST_F(Large, WantedAgainAfterPurgeRaisesTheLimit) {
   if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
   Free(Alloc(2 * HZ3_MIB));

@@ -192,6 +192,7 @@ static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, uint64_t dir
   }
   chunk->dirty = dirty;
   chunk->purged = chunk->refused = 0;
+  __builtin_memset(chunk->used_by, 0, sizeof chunk->used_by);  // the descriptor may have been another's
   chunk->huge = is_huge ? ~(uint64_t)0 : 0;
   chunk->closed = is_closed ? ~(uint64_t)0 : 0;
   hz3_chunk_join_locked(chunk);

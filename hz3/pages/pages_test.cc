@@ -271,6 +271,16 @@ TEST_F(Pages, MemoryStaysWithItsHome) {
   EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 2), nullptr) << "what was given back is nobody's";
 }
 
+TEST_F(Pages, AChunkThatWasUnmappedLeavesNoHomesBehind) {
+  hz3_span *span = Alloc(kSliceClass, 2);
+  hz3_chunk *chunk = ChunkOf(span);
+  Free(span);
+  ASSERT_NE(chunk->used_by[2], 0u);
+  hz3_pages_trim(true);
+  ASSERT_EQ(ChunkOf(Alloc(kSliceClass, 1)), chunk) << "the descriptor is used again";
+  for (uint64_t slices : chunk->used_by) EXPECT_EQ(slices, 0u);
+}
+
 TEST_F(Pages, TrimPurgesToZeroAndKeepsTheMapping) {
   hz3_span *span = Alloc(kSliceClass);
   char *base = span->base;

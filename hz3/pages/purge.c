@@ -220,17 +220,18 @@ static bool unmap_one_chunk(void) {
     hz3_pages.free_slices -= HZ3_CHUNK_SLICES;
     hz3_chunk_note_dirty_locked(chunk);
     hz3_chunk_relist_locked(chunk);
+    hz3_chunk_leave_locked(chunk);  // before another chunk can be where it was
   }
   hz3_lock_release(&hz3_pages.lock);
   if (chunk == NULL) return false;
   bool unmapped = hz3_os_unmap(chunk->base, HZ3_CHUNK_BYTES + chunk->guard_bytes);
   hz3_lock_acquire(&hz3_pages.lock);
   if (unmapped) {
-    hz3_chunk_leave_locked(chunk);
     hz3_take_from_figure(&hz3_pages.chunks, 1);
     chunk->next = hz3_pages.spare_descriptors;
     hz3_pages.spare_descriptors = chunk;
   } else {  // too many maps: keep it
+    hz3_chunk_join_locked(chunk);
     chunk->free = ~(uint64_t)0;
     hz3_pages.free_slices += HZ3_CHUNK_SLICES;
     hz3_pages.dirty_slices += (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk));

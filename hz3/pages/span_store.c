@@ -443,7 +443,7 @@ HZ3_INLINE void **mark_word(struct hz3_span *span, const struct hz3_size_class *
   return next;
 }
 
-// The same where objects of one word follow each other; `in_stretches`: and mostly are neighbours.
+// The same where objects of one word follow each other; `in_stretches`: and most are neighbours, too.
 HZ3_INLINE void **release_words_locked(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, void **end,
                                        struct off_list *off, bool in_stretches) {
   const struct hz3_size_class class = hz3_size_classes[size_class];
@@ -473,17 +473,17 @@ static void **release_stretches_locked(struct hz3_span_store *store, unsigned ho
 
 typedef void **release_function(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, void **end, struct off_list *off);
 
-// What suits the order of the objects, from a few samples: whether those that follow each other mostly are neighbours in memory, or lie near
+// What suits the order of the objects, from a few samples: whether nearly all of them follow each other in memory, or half lie near
 // enough for one word of a bitmap.
 static release_function *release_for(void **objects, size_t count, size_t bytes) {
-  enum { SAMPLES = 8 };
-  size_t step = count / SAMPLES, near = 0, neighbours = 0;
+  enum { SAMPLES = 8, REACH = 8 };
+  size_t step = count / SAMPLES, reach = hz3_min(step - 1, REACH), near = 0, stretches = 0;
   for (size_t i = 0; step > 1 && i < SAMPLES; i++) {
     void **sample = &objects[i * step];
     near += ((uintptr_t)sample[0] ^ (uintptr_t)sample[1]) < 64 * bytes;
-    neighbours += (uintptr_t)sample[1] - (uintptr_t)sample[0] == bytes;
+    stretches += (uintptr_t)sample[reach] - (uintptr_t)sample[0] == reach * bytes;
   }
-  return neighbours > SAMPLES / 2 ? release_stretches_locked : near >= SAMPLES / 2 ? release_near_locked : release_singly_locked;
+  return stretches >= SAMPLES - 1 ? release_stretches_locked : near >= SAMPLES / 2 ? release_near_locked : release_singly_locked;
 }
 
 void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count,
