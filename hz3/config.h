@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: every option of the allocator, with one complete block per lane.
-// Called by: all boxes. The lane is chosen in one place, the Bazel build (--config=NAME).
+// Called by: most boxes. The lane is chosen in one place, the Bazel build (--config=NAME).
 // Needs: nothing of ours.
 // Invariant: options are compile-time C values; no environment variable changes how memory is allocated.
 #ifndef HZ3_CONFIG_H_
@@ -8,14 +8,14 @@
 
 #include <assert.h>  // static_assert in C and C++
 
-// HZ3_MAGAZINE_CAPACITY: objects in the smallest magazine of small classes. 62 pointers plus the header fill 512 bytes. Below 62,
-//   the bins of these classes never grow.
-// HZ3_MAGAZINE_BYTES: object bytes that one magazine may hold at first, but always 16 objects of up to 32 KiB. In a busy class
+// HZ3_MAGAZINE_CAPACITY: objects in the smallest magazine, and so in a bin of objects up to 1 KiB at first; no bin of bigger ones holds more.
+//   62 pointers plus the header fill 512 bytes. Below 62, the bins of the smaller ones never grow.
+// HZ3_MAGAZINE_BYTES: object bytes that one magazine may hold at first, but 16 objects of up to 32 KiB, for the first 32 heaps. In a busy class
 //   twice as much; 16 times as much where so many bytes are fewer objects than HZ3_MAGAZINE_CAPACITY.
 // HZ3_HEAP_BYTES: bytes a thread may keep in spare magazines before it shares them through the depot. The magazines of its busy
 //   classes may grow by half as much together; for objects of which few fit HZ3_MAGAZINE_BYTES by 8 times as much, while those of all
 //   threads have grown by no more than 32 times as much.
-// HZ3_DEPOT_BYTES: bytes of one class that the depot may keep at most. Nor does it keep more than HZ3_HEAP_BYTES for each thread,
+// HZ3_DEPOT_BYTES: bytes of one class that the depot may keep at most, beside what cools, but two magazines unless memory is being given back. Nor does it keep more than HZ3_HEAP_BYTES for each thread,
 //   nor more than a quarter of what is out of its spans; but HZ3_MAGAZINE_BYTES for each CPU always, of objects of up to 256 bytes.
 // HZ3_COOL_BYTES: bytes pushed to the depot after a magazine before another CPU gets it: a typical second-level cache.
 //   Threads that only free may leave twice as many there.

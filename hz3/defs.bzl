@@ -9,8 +9,8 @@ Invariant: every object of the allocator is compiled with _COPTS below, in one l
 
     hz3_box(                       # one per box: C11, hidden symbols, private unless said
         name = "small",
-        srcs = ["small.c", "small_internal.h"],
-        hdrs = ["small.h"],        # exactly what the one caller may include
+        srcs = ["small.c"],
+        hdrs = ["small.h"],        # exactly what the callers may include
         visibility = ["//hz3/hot:__pkg__"],
         deps = ["//hz3/base", "//hz3/pages"],
     )
@@ -63,10 +63,10 @@ def hz3_box(name, srcs, hdrs = [], deps = [], copts = [], visibility = None, **k
     Args:
       name: the folder's name, for a box.
       srcs: C, or C++ for the operators; not both, for the flags differ. Private headers too.
-      hdrs: the public header.
+      hdrs: the public headers.
       deps: the boxes below, and nothing from third_party.
       copts: added at the end.
-      visibility: the one caller package; private if left out.
+      visibility: the caller packages; private if left out.
       **kwargs: passed on.
     """
     is_cxx = any([src.endswith(".cc") for src in srcs])

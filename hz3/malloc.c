@@ -16,7 +16,7 @@ static void *out_of_memory(void) {
   return NULL;
 }
 
-// HZ3_CHECKED is a constant: in every lane each of these is one plain call.
+// HZ3_CHECKED is a constant: of the two ways of each the compiler keeps one.
 HZ3_INLINE void *allocate(size_t bytes) {
   return HZ3_CHECKED ? hz3_checked_malloc(bytes) : hz3_malloc(bytes);
 }

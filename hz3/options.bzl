@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The build settings of hz3: the lane and the options of hz3/config.h.
+"""The build settings of hz3: the lane, link-time optimisation, and the options of hz3/config.h.
 
 Called by: hz3/BUILD.bazel (hz3_settings), hz3/defs.bzl.
-Owns: //hz3:lane, one //hz3:NAME per option, //hz3:defines.
+Owns: //hz3:lane, //hz3:lto, one //hz3:NAME per option, //hz3:defines.
 Invariant: this is the one place where a setting becomes a compiler flag. An option left empty
 keeps the lane's value from hz3/config.h, so a flag on the command line always means an override.
 

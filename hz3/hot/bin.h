@@ -33,7 +33,7 @@ struct hz3_last_freed {
 
 struct hz3_heap;
 extern const struct hz3_heap hz3_heap_empty;  // all zero: every thread's heap until its first slow path
-// This thread's heap as an offset from hz3_heap_empty: zero-initialised TLS is valid even before libc has set it up.
+// This thread's heap as an offset from hz3_heap_empty: zero-initialised thread-local data is valid even before libc has set it up.
 extern __thread uintptr_t hz3_heap_offset __attribute__((tls_model("initial-exec")));
 extern const uint16_t hz3_bin_offsets[HZ3_TABLE_MAX / 16 + 1];  // by (bytes + 15) / 16
 

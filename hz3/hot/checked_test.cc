@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: tests of the checked lane's layer: what surrounds a block, what is held back, and every way to die. Skipped
 //   in the other lanes, where nothing calls it.
-#define _Static_assert static_assert  // config.h is C
 #include "hz3/hot/checked.h"
 
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 // Called by: slow.c, stats.c, checked.c of this box only.
 // Owns: all heaps (never unmapped), the list of parked ones.
 // Locks: one of the shared heap, rank SHARED_HEAP; one of the lists, rank HEAPS.
-// Invariant: a heap is owned by one thread, or parked, or the shared one that exiting threads use under its lock.
+// Invariant: a heap is owned by one thread, or parked, or the shared one that exiting threads use under its lock, or abandoned by a fork.
 #ifndef HZ3_HOT_HEAP_H_
 #define HZ3_HOT_HEAP_H_
 
@@ -23,7 +23,7 @@ struct hz3_heap {
   struct hz3_last_freed last;           // not in its bin yet
   uint32_t spare[HZ3_CLASS_COUNT];      // index of the previous magazine, full or empty; 0 = none
   uint16_t refill[HZ3_CLASS_COUNT];     // objects to fetch next time; doubles up to the capacity
-  uint8_t level[HZ3_CLASS_COUNT];       // size of magazines to use
+  uint8_t level[HZ3_CLASS_COUNT];       // size of magazines to use (remote.h); of big objects what a bin may hold
   uint8_t misses[HZ3_CLASS_COUNT];      // slow paths since the last tick
   uint8_t home;                         // of the spans that it fetches from
   uint8_t state;                        // enum hz3_heap_state, lock HEAPS

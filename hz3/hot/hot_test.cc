@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: tests of bins, heaps and policy: what a thread caches, shares and gives back, from first use to exit.
-#define _Static_assert static_assert  // config.h is C
 #include "hz3/hot/hot.h"
 
 #include <errno.h>

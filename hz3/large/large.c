@@ -32,11 +32,11 @@ enum { DESCRIPTORS_PER_ALLOC = 2 };
 
 static struct hz3_growth growth = HZ3_GROWTH_INIT(HZ3_RANK_LARGE_GROWTH);
 
-// Address space for a block: a sixteenth of its power of two as granule keeps the pieces reusable; only memory that is
+// Address space for a block: steps of a sixteenth of its power of two keep the pieces reusable; only memory that is
 // touched costs anything.
 static size_t placement_bytes(size_t bytes) {
-  size_t granule = hz3_max(HZ3_SLICE_BYTES, hz3_ceil_power_of_two(bytes / 32 + 1));
-  return hz3_max(hz3_round_up(bytes, granule), HZ3_MIB);
+  size_t step = hz3_max(HZ3_SLICE_BYTES, hz3_ceil_power_of_two(bytes / 32 + 1));
+  return hz3_max(hz3_round_up(bytes, step), HZ3_MIB);
 }
 
 static size_t page_round(size_t bytes) { return hz3_round_up(bytes, hz3_os_page_bytes()); }

@@ -2,7 +2,7 @@
 // What it is: blocks above 1 MiB, and alignments above 1 MiB: ranges of address space, split and merged with their
 //   neighbours, best fit by size-binned free lists, resized in place or by moving pages.
 // Called by: hot.
-// Owns: ranges and their descriptors; the dirty bits of its granules in the page map.
+// Owns: ranges and their descriptors; the dirty bits of its slices in the page map.
 // Locks: one, rank LARGE, never held across a system call; before it one for whoever maps more, rank LARGE_GROWTH, held meanwhile.
 // Invariant: neighbours in address order are linked; no two free neighbours, but for the few ranges freed last, which wait to
 //   be used again as they are; a slice's dirty bit is set if its memory may be non-zero and the range is free.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: tests of large blocks: splitting and merging, alignment, zeroed memory, resizing, moving, giving back.
-#define _Static_assert static_assert  // config.h is C
 #include "hz3/large/large.h"
 
 #include <errno.h>

@@ -39,7 +39,7 @@ HZ3_INLINE struct hz3_range *hz3_range_of(const void *pointer) {
 // large.c: the range becomes a block of its owner again, which never left its hands. Returns its start.
 void *hz3_range_use_again(struct hz3_range *range, size_t bytes, bool zero);
 
-// 8 bins per doubling of slices; 2^31 slices cover the address space.
+// 8 bins per doubling of slices; 2^31 slices cover the address space, 2^32 on aarch64.
 enum { HZ3_RANGE_BINS = 8 * 30, HZ3_RANGE_WORDS = (HZ3_RANGE_BINS + 63) / 64, HZ3_SHELF_RANGES = 4, HZ3_SHELF_HITS = 8 };
 
 struct hz3_ranges {

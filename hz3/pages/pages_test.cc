@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: tests of spans, tags, the page map, purging and retention.
-#define _Static_assert static_assert  // config.h is C
 #include "hz3/pages/pages.h"
 
 #include <errno.h>

@@ -13,7 +13,7 @@ enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that 
 // the objects go, too, and once more when one is left. Those left mostly are in the caches of threads that may stay silent
 // (docs/decisions/0023).
 enum { HOLLOW_OBJECTS = 4 };
-// Of a sparse span less than a quarter is out. If it has been on that list, and not in use, for a second, and its class is shrinking, a
+// Of a sparse span a quarter is out, or less. If it has been on that list, and not in use, for a second, and its class is shrinking, a
 // tick gives the pages between the objects back, and again with each half of them that comes back until the span is hollow. Not
 // sooner: with them goes the huge page that they are part of, and most of what a program drops is in use again, or free as a
 // whole, a moment later (docs/decisions/0023). For each span that it may purge, a tick looks at so many, LOOKS_PER_PURGE.

@@ -43,7 +43,7 @@ void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, 
 // nothing came back since. One span at a time is off the lists meanwhile. Spans that became free: as above. Does nothing in
 // the checked lane, whose pattern in free blocks has to stay.
 bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct hz3_span *span));
-// The same, from time to time, for at most so many spans of which less than a quarter is out, and which were so, and not fetched from, a
+// The same, from time to time, for at most so many spans of which a quarter is out or less, and which were so, and not fetched from, a
 // second ago; how many there were. Not again before half of that came back.
 size_t hz3_span_store_purge_sparse(struct hz3_span_store *store, uint32_t now_ms, size_t most, void (*free_span)(struct hz3_span *span));
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is: a lock-free stack of magazines in one 64-bit word: top's index, how many, and a tag against ABA.
+// What it is: a lock-free stack of magazines in one 64-bit word: top's index, how many, and a tag that tells a word from the same one later (ABA).
 // Called by: remote.c only.
 // Needs: magazines are type-stable (never unmapped, never anything else), so reading `next` of one that another thread
 //   has just popped is harmless: the tag has changed and the compare-and-swap fails.
