@@ -676,6 +676,27 @@ TEST_F(Hot, AShrinkingClassFetchesLittle) {
   for (void *block : blocks) hz3_free(block);
 }
 
+// A bin that is filled again has no more room than one that was emptied: else what comes would mostly lie where something went just
+// before, one in each span of those that are gone, and none of these would ever be free.
+TEST_F(Hot, ABinOfAShrinkingClassStaysSmall) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
+  if (HZ3_MAGAZINE_CAPACITY < 62) GTEST_SKIP() << "bins hold no more than three";
+  const unsigned c = hz3_size_class_of(256);
+  const size_t count = 16 * hz3_size_classes[c].objects;
+  std::vector<void *> blocks(count);
+  for (void *&block : blocks) block = hz3_malloc(256);
+  const hz3_bin &bin = OwnHeap()->bins[c];
+  EXPECT_GE(bin.hi - bin.lo, 62) << "it does not shrink yet";
+  std::shuffle(blocks.begin(), blocks.end(), std::mt19937(1));
+  for (; blocks.size() > count / 16; blocks.pop_back()) hz3_free(blocks.back());
+  for (int i = 0; i < 50; i++) {
+    hz3_trim();  // the bin is empty
+    blocks.push_back(hz3_malloc(256));
+    EXPECT_LE(bin.hi - bin.lo, 62 / 4);
+  }
+  for (void *block : blocks) hz3_free(block);
+}
+
 // A magazine of the depot's, with these objects.
 void PushToDepot(unsigned c, const std::vector<void *> &objects) {
   uint32_t count;

@@ -250,6 +250,14 @@ static size_t shrinking_capacity(unsigned c, size_t capacity) {
   return hz3_max(capacity * 2 * out / room, 1);
 }
 
+// Of a shrinking class a bin that is filled again stays small, too: who allocates and frees in turn would else be given the same
+// objects again and again, and with them keep the spans of those that are gone.
+static void limit_bin(struct hz3_heap *heap, unsigned c, size_t capacity) {
+  struct hz3_bin *bin = &heap->bins[c];
+  void **hi = bin->lo + capacity;
+  bin->hi = hi > bin->top ? hi : bin->top;
+}
+
 // Magazines of the class that the depot may keep: a quarter of the objects that are out of their spans. In proportion to
 // what lives, because free objects in the depot pin the spans they lie in: a fixed limit would keep a heap that has been
 // freed in random order from ever going back. And in proportion to the threads that exchange: a thread alone does better with
@@ -458,6 +466,8 @@ static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   size_t got = fetch(heap, c, magazine->slots, refill_count(heap, c, magazine), is_clean);
   magazine->count = (uint16_t)got;
   load(heap, c, magazine);
+  size_t capacity = shrinking_capacity(c, capacity_of(heap, c, magazine));
+  if (capacity != 0) limit_bin(heap, c, capacity);
   return got > 0;
 }
 
@@ -550,7 +560,7 @@ static void shrink_bin(struct hz3_heap *heap, unsigned c, size_t capacity) {
   release(c, magazine->slots, magazine->count);
   magazine->count = 0;
   load(heap, c, magazine);
-  heap->bins[c].hi = magazine->slots + capacity;
+  limit_bin(heap, c, capacity);
   heap->refill[c] = 0;  // few at a time again, or the next refill fills what has just been emptied, for nothing
   set_spare(heap, c, NULL);
   if (spare != NULL) release_magazine(heap, c, spare);
