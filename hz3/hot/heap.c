@@ -41,6 +41,21 @@ static struct hz3_heap *own_heap(void) {
 
 static void set_own_heap(struct hz3_heap *heap) {
   hz3_heap_offset = heap == NULL ? 0 : (uintptr_t)heap - (uintptr_t)&hz3_heap_empty;
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
+// What fork_child looks at is stored in an order in which no handler that forks in between finds a heap that seems to be that of a thread
+// which is gone: first whose it is, or that it is busy; then that it is owned. The other way round, first that it is not owned.
+static void set_state(struct hz3_heap *heap, enum hz3_heap_state state) {
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+  heap->state = (uint8_t)state;
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
+static void set_busy(struct hz3_heap *heap, bool value) {
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+  heap->is_busy = value;
+  __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
 static void push_parked_locked(struct hz3_heap *heap) {
@@ -56,7 +71,6 @@ static void take_parked_locked(struct hz3_heap *heap) {
   else parked = heap->next_parked;
   if (heap->next_parked != NULL) heap->next_parked->prev_parked = heap->prev_parked;
   else oldest_parked = heap->prev_parked;
-  heap->state = HZ3_HEAP_OWNED;
   parked_bytes -= heap->parked_bytes;
   heap->parked_bytes = 0;
 }
@@ -64,8 +78,8 @@ static void take_parked_locked(struct hz3_heap *heap) {
 static void put_parked_locked(struct hz3_heap *heap, size_t bytes) {
   heap->parked_bytes = bytes;
   parked_bytes += bytes;
-  heap->is_busy = false;
-  heap->state = HZ3_HEAP_PARKED;
+  set_state(heap, HZ3_HEAP_PARKED);
+  set_busy(heap, false);
   if (bytes != 0) {
     push_parked_locked(heap);
   } else {
@@ -89,32 +103,41 @@ struct hz3_heap *hz3_heap_take_parked(uint64_t before_ms) {
   if (heap != NULL && heap->last_tick_ms > before_ms) heap = NULL;
   if (heap != NULL) {
     take_parked_locked(heap);
-    heap->is_busy = true;
+    set_busy(heap, true);
+    set_state(heap, HZ3_HEAP_OWNED);
   }
   hz3_lock_release(&heaps_lock);
   return heap;
 }
 
-// The warmest parked heap, or a new one; NULL when out of memory.
+static struct hz3_heap *take_any_parked_locked(void) {
+  struct hz3_heap *heap = parked;
+  if (heap != NULL) take_parked_locked(heap);
+  else if ((heap = flushed) != NULL) flushed = heap->next_parked;
+  return heap;
+}
+
+static void own_locked(struct hz3_heap *heap) {
+  heap->is_letting_go = false;  // left so by a thread that a fork cut off
+  set_own_heap(heap);
+  set_state(heap, HZ3_HEAP_OWNED);
+}
+
+// This thread's from now on: the warmest parked heap, or a new one. NULL when out of memory.
 static struct hz3_heap *adopt_heap(void) {
   hz3_lock_acquire(&heaps_lock);
-  struct hz3_heap *heap = parked;
-  if (heap != NULL) {
-    take_parked_locked(heap);
-  } else if ((heap = flushed) != NULL) {
-    flushed = heap->next_parked;
-    heap->state = HZ3_HEAP_OWNED;
-  }
+  struct hz3_heap *heap = take_any_parked_locked();
+  if (heap != NULL) own_locked(heap);
   hz3_lock_release(&heaps_lock);
   if (heap != NULL) return heap;
   heap = (struct hz3_heap *)hz3_metadata_alloc(4096);
   if (heap == NULL) return NULL;
-  heap->state = HZ3_HEAP_OWNED;
   hz3_lock_acquire(&heaps_lock);
-  heap->next_heap = all_heaps;
-  all_heaps = heap;
   heap->home = (uint8_t)(heap_count % home_count);
   heap->is_of_a_crowd = heap_count >= HZ3_CROWD_HEAPS;
+  own_locked(heap);
+  heap->next_heap = all_heaps;
+  all_heaps = heap;
   hz3_add_to_figure(&heap_count, 1);
   hz3_lock_release(&heaps_lock);
   return heap;
@@ -132,9 +155,8 @@ static void on_thread_exit(void *value) {
   (void)value;
   if (heap == NULL) return;
   thread_has_exited = true;
+  set_busy(heap, true);
   set_own_heap(NULL);
-  heap->is_busy = true;
-  __atomic_signal_fence(__ATOMIC_SEQ_CST);
   hz3_large_cache_flush(&heap->large);  // the next thread may never ask for such sizes
   size_t bytes = held_bytes(heap) + (HZ3_CHECKED ? hz3_checked_quarantined_bytes(heap) : 0);
   if (bytes != 0 && hz3_heap_put_parked(heap, bytes)) return;
@@ -203,15 +225,16 @@ static void fork_parent(void) {
 }
 
 // The other threads are gone: their heaps are parked for the next threads, except one caught inside a slow path, or while it
-// was emptied: its magazines may be half exchanged.
+// was emptied: its magazines may be half exchanged. None is if a handler forks that interrupted its thread while this changed the list.
 static void fork_child(void) {
   struct hz3_heap *own = own_heap();
+  bool is_list_torn = hz3_lock_is_mine(&heaps_lock);
   for (struct hz3_heap *heap = all_heaps; heap != NULL; heap = heap->next_heap) {
     if (heap == own || heap->state != HZ3_HEAP_OWNED) continue;
     heap->last.tag = 0;  // it may be of another block than the one beside it: the slow path looks
-    heap->state = heap->is_busy ? HZ3_HEAP_ABANDONED : HZ3_HEAP_PARKED;
-    if (heap->is_busy) continue;
-    push_parked_locked(heap);
+    bool is_lost = heap->is_busy || is_list_torn;
+    heap->state = is_lost ? HZ3_HEAP_ABANDONED : HZ3_HEAP_PARKED;
+    if (!is_lost) push_parked_locked(heap);
   }
   sigset_t mask = mask_at_fork;
   bool has_streams = has_streams_at_fork;
@@ -246,8 +269,6 @@ static struct hz3_heap *start_thread(void) {
   if (!__atomic_load_n(&is_initialised, __ATOMIC_ACQUIRE)) initialise();
   struct hz3_heap *heap = has_exit_key ? adopt_heap() : NULL;
   if (heap == NULL) return NULL;
-  heap->is_letting_go = false;  // left so by a thread that a fork cut off
-  set_own_heap(heap);
   pthread_setspecific(exit_key, heap);
   hook_fork();  // where something allocates before constructors run
   return heap;
@@ -269,8 +290,7 @@ struct hz3_heap *hz3_heap_enter(void) {
   if (heap == NULL && !thread_has_exited) heap = start_thread();
   if (heap == NULL) return hz3_heap_enter_shared();
   if (heap->is_busy) return NULL;
-  heap->is_busy = true;
-  __atomic_signal_fence(__ATOMIC_SEQ_CST);
+  set_busy(heap, true);
   return heap;
 }
 
@@ -279,8 +299,7 @@ void hz3_heap_leave(struct hz3_heap *heap) {
     hz3_lock_release(&shared_lock);
     return;
   }
-  __atomic_signal_fence(__ATOMIC_SEQ_CST);
-  heap->is_busy = false;
+  set_busy(heap, false);
 }
 
 size_t hz3_heap_count(void) { return hz3_read_figure(&heap_count); }

@@ -5,10 +5,12 @@
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -1319,6 +1321,102 @@ TEST_F(Hot, AChildLooksUpTheClassOfABlockThatWaits) {
   may_end = true;
   other.join();
 }
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)  // which knows no threads of a child
+// A thread that runs instruction by instruction until its own handler forks, at the one that `fork_at` says, or until it has come to have a
+// heap, or to have none any more, a hundred instructions ago.
+struct Stepped {
+  long fork_at, steps, steps_since;
+  bool had_heap, is_in_child;
+  pid_t child;
+};
+Stepped stepped;
+
+void SetTrapFlag(bool on) {
+  __asm__ volatile(
+      "lea -128(%%rsp), %%rsp; pushfq; andq $~0x100, (%%rsp); orq %0, (%%rsp); popfq; lea 128(%%rsp), %%rsp" ::"r"(uint64_t{on} << 8)
+      : "cc", "memory");
+}
+
+void ForkAtStep(int, siginfo_t *, void *context) {
+  stepped.steps++;
+  if ((hz3_heap_offset != 0) != stepped.had_heap) stepped.steps_since++;
+  if (stepped.steps < stepped.fork_at && stepped.steps_since < 100) return;
+  static_cast<ucontext_t *>(context)->uc_mcontext.gregs[REG_EFL] &= ~0x100;
+  if (stepped.steps < stepped.fork_at) return;
+  stepped.child = fork();
+  stepped.is_in_child = stepped.child == 0;
+}
+
+// In the child, once what was interrupted is done: no two threads have the same heap.
+void ExpectHeapsOfTheirOwn() {
+  if (!stepped.is_in_child) return;
+  std::set<hz3_heap *> heaps;
+  if (hz3_heap_offset != 0) heaps.insert(OwnHeap());
+  const size_t before = heaps.size();
+  std::mutex mutex;
+  std::atomic<int> arrived{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; t++) {
+    threads.emplace_back([&] {
+      hz3_free(hz3_malloc(48));
+      {
+        std::lock_guard<std::mutex> guard(mutex);
+        heaps.insert(OwnHeap());
+      }
+      for (arrived++; arrived < 3;) sched_yield();
+    });
+  }
+  for (std::thread &thread : threads) thread.join();
+  _exit(heaps.size() == before + 3 ? 0 : 1);
+}
+
+// Before the allocator's own destructor.
+struct StepsAtExit {
+  ~StepsAtExit() { SetTrapFlag(true); }
+};
+
+void *BeginInSteps(void *) {
+  SetTrapFlag(true);
+  void *block = hz3_malloc(48);
+  SetTrapFlag(false);
+  ExpectHeapsOfTheirOwn();
+  hz3_free(block);
+  return nullptr;
+}
+
+void *EndInSteps(void *key) {
+  pthread_setspecific(*static_cast<pthread_key_t *>(key), key);  // its destructor runs after the allocator's, which is older
+  hz3_free(hz3_malloc(48));
+  static thread_local StepsAtExit steps;
+  return &steps;
+}
+
+TEST_F(Hot, NoTwoThreadsOfAChildShareAHeapWhereverAHandlerForks) {
+  struct sigaction action = {}, old;
+  action.sa_sigaction = ForkAtStep;
+  action.sa_flags = SA_SIGINFO;
+  ASSERT_EQ(sigaction(SIGTRAP, &action, &old), 0);
+  pthread_key_t after_exit;
+  ASSERT_EQ(pthread_key_create(&after_exit, [](void *) { ExpectHeapsOfTheirOwn(); }), 0);
+  for (bool had_heap : {false, true}) {
+    long forks = 0;
+    for (;; forks++) {
+      stepped = {forks + 1, 0, 0, had_heap, false, 0};
+      pthread_t thread;
+      ASSERT_EQ(pthread_create(&thread, nullptr, had_heap ? EndInSteps : BeginInSteps, &after_exit), 0);
+      ASSERT_EQ(pthread_join(thread, nullptr), 0);
+      if (stepped.child == 0) break;
+      int status = 0;
+      ASSERT_EQ(waitpid(stepped.child, &status, 0), stepped.child);
+      EXPECT_EQ(status, 0) << (had_heap ? "last" : "first") << " instructions of a thread, " << forks;
+    }
+    EXPECT_GE(forks, 100) << "it was not stepped";
+  }
+  pthread_key_delete(after_exit);
+  sigaction(SIGTRAP, &old, nullptr);
+}
+#endif
 
 // What is half emptied must not be handed out by the child as well.
 TEST_F(Hot, AChildDoesNotUseAHeapThatIsBeingEmptied) {
