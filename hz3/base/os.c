@@ -25,12 +25,14 @@
 
 enum { RESIDENT_MOST_PAGES = 1024 };  // looked at by one call
 
-void *hz3_os_map(void *hint, size_t bytes) {
-  int saved = errno, reserve = bytes < RESERVED_MIN_BYTES ? MAP_NORESERVE : 0;
+static void *map(void *hint, size_t bytes, bool is_reserved) {
+  int saved = errno, reserve = is_reserved ? 0 : MAP_NORESERVE;
   void *start = mmap(hint, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | reserve, -1, 0);
   errno = saved;
   return start == MAP_FAILED ? NULL : start;
 }
+
+void *hz3_os_map(void *hint, size_t bytes) { return map(hint, bytes, bytes >= RESERVED_MIN_BYTES); }
 
 void *hz3_os_map_aligned(void *hint, size_t bytes, size_t align) {
   char *start = (char *)hz3_os_map(hint, bytes);
@@ -42,7 +44,7 @@ void *hz3_os_map_aligned(void *hint, size_t bytes, size_t align) {
     start = tries == 0 ? (char *)hz3_os_map((void *)hz3_round_down((uintptr_t)start, align), bytes) : NULL;
   }
   if (bytes + align < bytes) return NULL;
-  start = (char *)hz3_os_map(NULL, bytes + align);
+  start = (char *)map(NULL, bytes + align, bytes >= RESERVED_MIN_BYTES);  // not for the sake of what is cut off
   if (start == NULL) return NULL;
   char *aligned = (char *)hz3_round_up((uintptr_t)start, align);
   size_t head = (size_t)(aligned - start);
@@ -181,7 +183,7 @@ uint64_t hz3_os_random(void) {
   uint64_t value = 0;
   int saved = errno;
   if (syscall(SYS_getrandom, &value, sizeof value, GRND_NONBLOCK) != (long)sizeof value) {
-    struct timespec now;
+    struct timespec now = {0};
     clock_gettime(CLOCK_MONOTONIC, &now);
     value = ((uint64_t)now.tv_nsec ^ (uintptr_t)&value) * 0x9e3779b97f4a7c15u;
   }
@@ -190,8 +192,10 @@ uint64_t hz3_os_random(void) {
 }
 
 uint64_t hz3_os_now_ms(void) {
-  struct timespec now;
+  struct timespec now = {0};
+  int saved = errno;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  errno = saved;
   return (uint64_t)now.tv_sec * 1000u + (uint64_t)now.tv_nsec / 1000000u;
 }
 

@@ -84,6 +84,22 @@ TEST_F(Os, MapAlignedKeepsNothingButTheBlock) {
   hz3_os_unmap(taken, kPage);
 }
 
+// Nor does the kernel have to promise memory for what is cut off.
+TEST_F(Os, MapAlignedIsNoMatterOfHowMuchMemoryThereIs) {
+  const size_t kBytes = 1 << 20, kPage = hz3_os_page_bytes();
+  size_t align = size_t{1} << 30;
+  while (hz3_os_can_map(align)) align *= 2;
+  void *away = mmap(nullptr, 2 * align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (away == MAP_FAILED) GTEST_SKIP() << "a limit on address space, or strict overcommit";
+  char *taken = reinterpret_cast<char *>(hz3_round_up(reinterpret_cast<uintptr_t>(away), align));
+  hz3_os_unmap(away, 2 * align);
+  ASSERT_EQ(hz3_os_map(taken, kPage), taken);
+  void *memory = hz3_os_map_aligned(taken + kPage, kBytes, align);
+  EXPECT_NE(memory, nullptr);
+  if (memory != nullptr) hz3_os_unmap(memory, kBytes);
+  hz3_os_unmap(taken, kPage);
+}
+
 // Where the first place is askew, there mostly is room below it: what would be cut off again a limit might not allow.
 [[noreturn]] void MapAlignedWithNothingToCutOff() {
   const size_t kAlign = 64 << 20, kBytes = 1 << 20, kPage = hz3_os_page_bytes();

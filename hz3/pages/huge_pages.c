@@ -91,6 +91,8 @@ bool hz3_chunk_set_huge_locked(struct hz3_chunk *chunk, uint64_t huge) {
 static void offer_locked(uint64_t slices) {
   hz3_pages.held &= ~slices;
   hz3_pages.first->free |= slices;
+  hz3_pages.dirty_slices += (unsigned)__builtin_popcountll(hz3_chunk_purgeable(hz3_pages.first) & slices);
+  hz3_chunk_note_dirty_locked(hz3_pages.first);
   hz3_chunk_relist_locked(hz3_pages.first);
 }
 

@@ -198,7 +198,7 @@ static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, uint64_t dir
   hz3_chunk_join_locked(chunk);
   hz3_add_to_figure(&hz3_pages.chunks, 1);
   hz3_pages.free_slices += HZ3_CHUNK_SLICES;
-  hz3_pages.dirty_slices += (unsigned)__builtin_popcountll(dirty);
+  hz3_pages.dirty_slices += (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk));
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
   hz3_lock_release(&hz3_pages.lock);

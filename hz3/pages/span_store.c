@@ -79,11 +79,12 @@ static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
 
 static bool is_carved(const struct hz3_span *span) { return span->carved == hz3_size_classes[span->size_class].objects; }
 
-// The emptiest span with room, for another home. Rather not one that is still being carved, of which each home mostly has one, the
-// first of its list: those who grow side by side would take it from each other, and share them all.
+// The emptiest span with room, for another home; one that was purged within if there is no other. Rather not one that is still being
+// carved, of which each home mostly has one, the first of its list: those who grow side by side would take it from each other, and
+// share them all.
 static struct hz3_span *emptiest_locked(const struct hz3_span_store *store) {
-  for (int i = HZ3_SPAN_LISTS - 1; i >= 0; i--) {
-    struct hz3_span *span = store->lists[i];
+  for (int turn = 1; turn <= HZ3_SPAN_LISTS; turn++) {
+    struct hz3_span *span = store->lists[(PURGED_LIST + HZ3_SPAN_LISTS - turn) % HZ3_SPAN_LISTS];
     if (span != NULL && !is_carved(span)) span = span->next;
     if (span != NULL) return span;
   }
@@ -354,7 +355,7 @@ static struct hz3_span *take_sparse(struct hz3_span_store *store, uint32_t now_m
   for (; *looks > 0 && store->lists[SPARSE_LIST] != NULL; --*looks) {
     struct hz3_span *last = store->lists[SPARSE_LIST]->prev;
     if (last->marked_ms != 0) {
-      if (now_ms - last->marked_ms >= SPARSE_MS) due = last;
+      if ((int32_t)(now_ms - last->marked_ms) >= SPARSE_MS) due = last;  // another tick may have marked it after now_ms
       break;
     }
     unlink_locked(store, last);

@@ -98,6 +98,19 @@ TEST_P(SpanBoxTest, ASpanThatIsBeingCarvedStaysWithItsHome) {
   EXPECT_EQ(kBox.spans(c_), 3u);
 }
 
+// What was purged within costs page faults.
+TEST_P(SpanBoxTest, AnotherHomeTakesWhatWasPurgedLast) {
+  if (HZ3_CHECKED || per_span_ < 32) GTEST_SKIP() << "the pattern in free blocks stays, or what is sparse is hollow";
+  std::vector<void *> purged = Fetch(per_span_), other = Fetch(per_span_);
+  for (void *object : purged) memset(object, 1, bytes_);
+  Release({purged.begin() + static_cast<ptrdiff_t>(per_span_ / 5), purged.end()});
+  Release({other.begin() + static_cast<ptrdiff_t>(per_span_ / 2), other.end()});
+  ASSERT_EQ(kBox.purge_sparse(c_, 1, 100), 0u);
+  ASSERT_EQ(kBox.purge_sparse(c_, 1001, 100), 1u);
+  EXPECT_EQ(BaseOf(Fetch(1, 1)[0]), BaseOf(other[0]));
+  EXPECT_EQ(BaseOf(Fetch(1, 2)[0]), BaseOf(purged[0]));
+}
+
 // But for the one that each home is carving: those who grow side by side would take it from each other.
 TEST_P(SpanBoxTest, ThereIsNoNewSpanWhileAnotherHomeHasRoom) {
   std::vector<void *> objects = Fetch(2 * per_span_, 3);
