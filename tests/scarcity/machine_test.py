@@ -29,7 +29,7 @@ WORKLOADS = [
     "random_mixed_dist 1000000 400 16 32768 0x12345678 app",
     "larson 1 8 1000 5000 100 1 4",
     "mstress 4 30 10",
-    "large_blocks 500 8 5 25",
+    "large_blocks 500 6 5 25",
     "realloc_grow 3000000 5 2",
     "thread_churn 256 2000",
     "fragment 2 64",
