@@ -23,7 +23,7 @@
 // much: a length that went wrong is then refused, as by libc's malloc, instead of granted until it is touched.
 #define RESERVED_MIN_BYTES ((size_t)1 << 30)
 
-enum { RESIDENT_MOST_PAGES = 1024 };  // looked at by one call
+enum { PAGES_PER_LOOK = 256 };  // a byte of stack each
 
 static void *map(void *hint, size_t bytes, bool is_reserved) {
   int saved = errno, reserve = is_reserved ? 0 : MAP_NORESERVE;
@@ -102,10 +102,14 @@ bool hz3_os_purge(void *start, size_t bytes) {
 
 size_t hz3_os_resident_bytes(void *start, size_t bytes) {
   int saved = errno;
-  unsigned char states[RESIDENT_MOST_PAGES];
-  size_t page = hz3_os_page_bytes(), pages = hz3_min((bytes + page - 1) / page, RESIDENT_MOST_PAGES), resident = 0;
-  bool is_mapped = mincore(start, pages * page, states) == 0;
-  for (size_t i = 0; is_mapped && i < pages; i++) resident += states[i] & 1;
+  unsigned char states[PAGES_PER_LOOK];
+  size_t page = hz3_os_page_bytes(), left = (bytes + page - 1) / page, resident = 0;
+  char *at = (char *)start;
+  for (size_t pages; left > 0; left -= pages, at += pages * page) {
+    pages = hz3_min(left, PAGES_PER_LOOK);
+    if (mincore(at, pages * page, states) != 0) break;
+    for (size_t i = 0; i < pages; i++) resident += states[i] & 1;
+  }
   errno = saved;
   return resident * page;
 }

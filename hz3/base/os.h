@@ -30,7 +30,7 @@ bool hz3_os_unmap(void *start, size_t bytes);
 bool hz3_os_purge(void *start, size_t bytes);
 // Whether the page is backed by memory; false if it is not mapped.
 bool hz3_os_is_resident(void *page);
-// How much of whole pages is, of the first 1,024 at most; 0 if any of them is not mapped.
+// How much of whole pages is. Where some are not mapped, others may not count.
 size_t hz3_os_resident_bytes(void *start, size_t bytes);
 void hz3_os_advise_huge(void *start, size_t bytes, bool huge);  // a wish: back this range with huge pages, or not
 

@@ -292,10 +292,17 @@ static void *take_last(struct hz3_heap *heap, unsigned *c) {
   return object;
 }
 
+static void check_is_not_newest(const struct hz3_heap *heap, unsigned c, const void *object) {
+  const struct hz3_bin *bin = &heap->bins[c];
+  if (bin->lo != NULL && hz3_bin_is_newest(bin, object)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, object, class_bytes(c));
+}
+
 static void release_last(struct hz3_heap *heap) {
   unsigned c;
   void *object = take_last(heap, &c);
-  if (object != NULL) release(c, &object, 1);
+  if (object == NULL) return;
+  check_is_not_newest(heap, c, object);  // the span could not know
+  release(c, &object, 1);
 }
 
 static void flush_class(struct hz3_heap *heap, unsigned c) {
@@ -622,7 +629,7 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
 
 static void free_to_class(struct hz3_heap *heap, unsigned c, void *pointer) {
   struct hz3_bin *bin = &heap->bins[c];
-  if (bin->lo != NULL && hz3_bin_is_newest(bin, pointer)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, pointer, class_bytes(c));
+  check_is_not_newest(heap, c, pointer);
   if (bin->top != bin->hi || make_room(heap, c)) hz3_bin_push(bin, pointer);
   else release(c, &pointer, 1);
 }
