@@ -161,10 +161,10 @@ TEST_F(Os, MoreThanThereIsCanNotBeMapped) {
     rlimit limited = {size_t{1} << 40, before.rlim_max};
     ASSERT_EQ(setrlimit(which, &limited), 0);
     EXPECT_TRUE(hz3_os_can_map(size_t{1} << 30));
-    limited.rlim_cur = size_t{1} << 32;
+    limited.rlim_cur = size_t{1} << 30;
     ASSERT_EQ(setrlimit(which, &limited), 0);
-    EXPECT_TRUE(hz3_os_can_map(size_t{1} << 32));
-    EXPECT_FALSE(hz3_os_can_map((size_t{1} << 32) + 1));
+    EXPECT_TRUE(hz3_os_can_map(size_t{1} << 30));
+    EXPECT_FALSE(hz3_os_can_map((size_t{1} << 30) + 1));
     ASSERT_EQ(setrlimit(which, &before), 0);
   }
 }
