@@ -4,8 +4,11 @@
 import signal
 import sys
 
-from bench.ssot.cli import main
-
 # Whoever ends it by a signal gets what is done, as after Ctrl-C.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
+try:
+    from bench.ssot.cli import main  # takes a second or more, in which Ctrl-C may come
+except KeyboardInterrupt:
+    print("ssot: interrupted", file=sys.stderr)
+    sys.exit(130)
 sys.exit(main(sys.argv[1:]))

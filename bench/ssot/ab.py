@@ -38,6 +38,19 @@ def parse(spec: str) -> tuple[list[str], list[str]]:
     return flags, []
 
 
+def refuse_unknown(spec: str) -> None:
+    """A UserError, before anything is made or built, for what is no setting and no revision."""
+    for revision in parse(spec)[1]:
+        _sha(revision)
+
+
+def _sha(revision: str) -> str:
+    sha = places.git("rev-parse", "--verify", f"{revision}^{{commit}}")
+    if not sha:
+        raise UserError(f"--ab: there is no git revision '{revision}'")
+    return sha
+
+
 class Builder:
     """Builds one lane of hz3 in this checkout or in a temporary git worktree."""
 
@@ -58,9 +71,7 @@ class Builder:
 
     def build_revision(self, name: str, role: str, revision: str) -> Allocator:
         """The library of another git revision."""
-        sha = places.git("rev-parse", "--verify", f"{revision}^{{commit}}")
-        if not sha:
-            raise UserError(f"--ab: there is no git revision '{revision}'")
+        sha = _sha(revision)
         with tempfile.TemporaryDirectory() as parent:
             tree = Path(parent) / "tree"
             bazel = f"{self.bazel} --output_base={parent}/base"

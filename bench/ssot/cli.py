@@ -7,6 +7,7 @@ Called by: __main__. Owns: the options and the course of one measurement.
 from __future__ import annotations
 
 import argparse
+import errno
 import itertools
 import secrets
 import sys
@@ -108,6 +109,7 @@ def _measured_allocators(options: argparse.Namespace, folder: Path) -> list[Allo
     if options.ab:
         if options.lib:
             raise UserError("--ab builds hz3 itself: leave --lib out")
+        ab.refuse_unknown(options.ab)
         lane = options.lanes or allocators.lanes("")[0].lane
         terminal.console.print(f"building hz3-{lane} twice")
         found = ab.pair(options.ab, options.bazel, lane, folder)
@@ -122,7 +124,7 @@ def _measured_allocators(options: argparse.Namespace, folder: Path) -> list[Allo
     names = [a.name for a in found]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"two allocators are called '{name}': rename one of the --lib")
+            raise UserError(f"two allocators are called '{name}': name it once, or rename a --lib")
     return found + allocators.floors()
 
 
@@ -267,6 +269,11 @@ def main(argv: list[str]) -> int:
         return measure(_parser().parse_args(argv))
     except UserError as e:
         print(f"ssot: {e}", file=sys.stderr)
+        return 2
+    except OSError as e:
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"ssot: no room left for results ({e.strerror}): make room, or give another --out", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("ssot: interrupted", file=sys.stderr)

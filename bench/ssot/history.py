@@ -72,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
     )
     target = options.dir / "history.html"
     target.write_text(page)
-    terminal.console.print(f"{len(found)} results, {sum(map(len, changes.values()))} level shifts "
+    terminal.console.print(f"{terminal.counted(len(found), 'result')}, "
+                           f"{terminal.counted(sum(map(len, changes.values())), 'level shift')} "
                            f"of geometric means: {target}", highlight=False, soft_wrap=True)
     return 0

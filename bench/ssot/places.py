@@ -55,9 +55,14 @@ def bazel_build(
     keeps pointing at what the user built.
     """
     command = [*bazel.split(), "build", "-c", "opt", f"--symlink_prefix={links}-", *flags, *targets]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    except OSError as e:
+        raise UserError(f"cannot start '{bazel}' ({e.strerror}): give --bazel") from e
     if done.returncode != 0:
-        why = [line for line in done.stderr.splitlines() if "ERROR" in line][:1]
+        # What a rule of this repository refuses stands behind "Error in fail:", below the first ERROR.
+        lines = done.stderr.splitlines()
+        why = [line for word in ("Error in fail:", "ERROR") for line in lines if word in line][:1]
         raise UserError(f"'{' '.join(command)}' failed: {why[0] if why else done.stderr[-300:]}")
     return Path(f"{links}-bin").resolve()
 

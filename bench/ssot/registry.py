@@ -279,7 +279,8 @@ def select(size: str, pattern: str, threads: list[int]) -> list[Case]:
     if threads:
         cases = [c for c in cases if c.threads in threads]
         if not cases:
-            raise UserError(f"no selected case has {threads} threads: see 'ssot --list'")
+            wanted = " or ".join(map(str, threads))
+            raise UserError(f"no selected case has {wanted} threads: see 'ssot --list'")
     return cases
 
 

@@ -4,6 +4,7 @@
 Needs: //bench:launch, the workloads and libplanted.so, as run_test.sh provides them.
 """
 
+import errno
 import io
 import os
 import shutil
@@ -245,6 +246,7 @@ class CommandLine(unittest.TestCase):
             (["--gate", "nosuch>=1%", "--lib", f"x={PLANTED}", "--peers", "system"], "matches no case"),
             (["--rounds", "0", "--lib", f"x={PLANTED}"], "at least 1"),
             (["--rounds", "-3", "--lib", f"x={PLANTED}"], "at least 1"),
+            (["--threads", "3,5", "--lib", f"x={PLANTED}"], "no selected case has 3 or 5 threads"),
             (["--lib", f"x={PLANTED}", "--lib", f"x={PLANTED}", "--peers", "system"], "two allocators"),
             (["explain", "nosuchcase"], "unknown case"),
             (["history", "/nonexistent"], "no results.json"),
@@ -267,6 +269,36 @@ class CommandLine(unittest.TestCase):
                 status, _, err = self.tool(*arguments)
                 self.assertEqual(status, 2, arguments)
                 self.assertRegex(err, "^ssot: cannot write into /proc.*--out\n$")
+
+    def test_a_wrong_ab_builds_nothing_and_leaves_no_folder(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for spec, words in (("large_cache", "write name=value"), ("rev=no-such-revision", "no git revision")):
+                status, out, err = self.tool("--ab", spec, "--lanes", "fast", "--out", folder)
+                self.assertEqual((status, out), (2, ""))
+                self.assertIn(words, err)
+            self.assertEqual(list(Path(folder).iterdir()), [])
+
+    def test_no_bazel_is_one_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            status, _, err = self.tool(
+                "--ab", "large_cache=off", "--lanes", "fast", "--bazel", "/no/bazel", "--out", folder)
+        self.assertEqual((status, err), (2, "ssot: cannot start '/no/bazel' (No such file or directory): give --bazel\n"))
+
+    def test_what_a_rule_refuses_is_said(self):
+        said = "ERROR: BUILD:9:13: in _setting rule //hz3:x:\nError in fail: //hz3:x: 'y' is not a number\n"
+        failed = subprocess.CompletedProcess([], 1, "", said)
+        with mock.patch.object(subprocess, "run", return_value=failed):
+            with self.assertRaisesRegex(UserError, "failed: Error in fail: //hz3:x: 'y' is not a number"):
+                places.bazel_build("bazel", ["//a:b"], [], Path("/tmp/links"))
+
+    def test_a_full_disk_is_one_line(self):
+        full = OSError(errno.ENOSPC, "No space left on device")
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(runner.Session, "start", side_effect=full):
+            status, _, err = self.tool(
+                "--lib", f"x={PLANTED}", "--peers", "none", "--quick", "--filter", "^tiny$", "--allow-busy",
+                "--out", folder)
+        self.assertEqual(status, 2)
+        self.assertRegex(err, "^ssot: no room left for results .*--out\n$")
 
     def test_a_busy_machine_is_an_error_that_says_what_to_do(self):
         with mock.patch.object(machine, "foreign_load", lambda: 0.7):
