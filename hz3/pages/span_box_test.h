@@ -362,6 +362,15 @@ TEST_P(SpanBoxTest, SparseSpansWaitForASecond) {
   EXPECT_EQ(sparse_at(start + 2000), 1u);
 }
 
+TEST_P(SpanBoxTest, SparseSpansAreDueHoweverLongNobodyLooks) {
+  if (HZ3_CHECKED || per_span_ < 32) GTEST_SKIP() << "the pattern in free blocks stays, or what is sparse is hollow";
+  std::vector<void *> objects = Fetch(per_span_);
+  for (void *object : objects) memset(object, 1, bytes_);
+  Release({objects.begin() + static_cast<ptrdiff_t>(per_span_ / 5), objects.end()});
+  EXPECT_EQ(kBox.purge_sparse(c_, 1, 100), 0u);
+  EXPECT_EQ(kBox.purge_sparse(c_, 1 + 3000000000u, 100), 1u) << "35 days";
+}
+
 // Half of the objects, and what was never handed out, whatever the order in which they went: no page stays but those of live objects.
 TEST_P(SpanBoxTest, PurgeGivesBackEveryPageBetweenObjects) {
   if (HZ3_CHECKED) GTEST_SKIP() << "the pattern in free blocks stays";

@@ -18,6 +18,7 @@ enum { HOLLOW_OBJECTS = 4 };
 // sooner: with them goes the huge page that they are part of, and most of what a program drops is in use again, or free as a
 // whole, a moment later (docs/decisions/0023). For each span that it may purge, a tick looks at so many, LOOKS_PER_PURGE.
 enum { SPARSE_LIST = HZ3_SPAN_LISTS - 2, PURGED_LIST, SPARSE_MS = 1000, LOOKS_PER_PURGE = 4 };
+enum { HELD_UP_MS = 60 * 1000 };  // a tick that has read the clock may take so long to come here
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
 #define FITS_MOST_WORDS(class, below, bytes, slices, objects) \
   _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits");
@@ -355,7 +356,8 @@ static struct hz3_span *take_sparse(struct hz3_span_store *store, uint32_t now_m
   for (; *looks > 0 && store->lists[SPARSE_LIST] != NULL; --*looks) {
     struct hz3_span *last = store->lists[SPARSE_LIST]->prev;
     if (last->marked_ms != 0) {
-      if ((int32_t)(now_ms - last->marked_ms) >= SPARSE_MS) due = last;  // another tick may have marked it after now_ms
+      uint32_t sparse_ms = now_ms - last->marked_ms;  // below zero, modulo 2^32, if another tick marked it after now_ms
+      if (sparse_ms >= SPARSE_MS && sparse_ms <= UINT32_MAX - HELD_UP_MS) due = last;
       break;
     }
     unlink_locked(store, last);
