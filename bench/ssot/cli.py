@@ -211,6 +211,8 @@ def measure(options: argparse.Namespace) -> int:
         gates, [c.name for c in plan.cases],
         [a.name for a in plan.allocators if a.role == allocators.PEER],
     )
+    if not options.resume:
+        places.writable(folder.parent)
     # Last, when everything that could be wrong with the options is known to be right.
     known["quiet"] = _quiet(options.allow_busy)
     session = Session(folder, plan, known)

@@ -261,7 +261,7 @@ class CommandLine(unittest.TestCase):
         library = ["--lib", f"x={PLANTED}", "--peers", "none"]
         with mock.patch.object(runner, "launch", side_effect=AssertionError("measured")):
             for arguments in (
-                [*library, "--quick", "--filter", "^tiny$", "--allow-busy", "--out", "/proc/x"],
+                [*library, "--quick", "--filter", "^tiny$", "--out", "/proc/x"],
                 ["--ab", "large_cache=off", "--lanes", "fast", "--bazel", "false", "--out", "/proc/x"],
                 ["sweep", *library, "--out", "/proc/x"],
                 ["sweep", *library, "--out", "/proc"],  # it is there
@@ -282,7 +282,8 @@ class CommandLine(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             status, _, err = self.tool(
                 "--ab", "large_cache=off", "--lanes", "fast", "--bazel", "/no/bazel", "--out", folder)
-        self.assertEqual((status, err), (2, "ssot: cannot start '/no/bazel' (No such file or directory): give --bazel\n"))
+        self.assertEqual(status, 2)
+        self.assertEqual(err, "ssot: cannot start '/no/bazel' (No such file or directory): give --bazel\n")
 
     def test_what_a_rule_refuses_is_said(self):
         said = "ERROR: BUILD:9:13: in _setting rule //hz3:x:\nError in fail: //hz3:x: 'y' is not a number\n"
