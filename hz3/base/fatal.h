@@ -25,7 +25,7 @@ HZ3_BEGIN_DECLS
 #define HZ3_FATAL_OVERFLOW "write past the end of a block"
 #define HZ3_FATAL_USE_AFTER_FREE "write to a block after it was freed"
 #define HZ3_FATAL_SIZED_DELETE "sized free with a size that does not fit the block"
-#define HZ3_FATAL_ALIGNED_DELETE "aligned free with an alignment that does not fit the block"
+#define HZ3_FATAL_ALIGNED_DELETE "free with another alignment than the block was allocated with"
 #define HZ3_FATAL_WRONG_DELETE "delete of a block from new[], or delete[] of a block from new"
 #define HZ3_FATAL_CORRUPTED "the allocator's own records are damaged: a block in use was among the free ones"
 

@@ -361,7 +361,7 @@ const Misuse kMisuses[] = {
     {"wrong_size_free", nullptr, kSize},
     {"wrong_size_zero", nullptr, kSize},
     {"wrong_size_large", nullptr, kSize},
-    {"wrong_alignment", nullptr, "aligned free with an alignment that does not fit the block"},
+    {"wrong_alignment", nullptr, "free with another alignment than the block was allocated with"},
     {"delete_of_array", nullptr, "delete of a block from new[], or delete[] of a block from new"},
     {"array_delete_of_object", nullptr, "delete of a block from new[], or delete[] of a block from new"},
 };
