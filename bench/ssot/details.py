@@ -18,7 +18,7 @@ from typing import Callable
 from bench.ssot import places, registry
 from bench.ssot.allocators import CONTROL, FLOOR, Allocator
 from bench.ssot.registry import Case
-from bench.ssot.runner import Session, launch, run_case
+from bench.ssot.runner import Session, launch, run_case, stored
 
 LATENCY, SETTLE, SYSCALLS, MEMORY = "latency", "settle", "syscalls", "memory"
 SETTLE_S = 3
@@ -112,7 +112,7 @@ def wanted(size: str, pattern: str) -> list[tuple[str, Case]]:
 def run(session: Session, pattern: str, say: Callable[[str], None]) -> list[dict]:
     """All detail runs that are not in details.jsonl yet; Ctrl-C keeps what is done."""
     file = session.folder / "details.jsonl"
-    done = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    done = stored(file)
     have = {(d["kind"], d["case"], d["allocator"]) for d in done}
     size = session.plan.size
     timed = {case.name for case in session.plan.cases}

@@ -210,6 +210,16 @@ class Plan:
         }
 
 
+def stored(file: Path) -> list[dict]:
+    """What was appended to a file, a line each; none if it is not there. A last line that a full disk
+    or a power failure cut short is cut off, so that the next one starts a line of its own."""
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+        file.write_text("".join(lines))
+    return [json.loads(line) for line in lines]
+
+
 class Session:
     """One result folder: plan, raw logs, every sample as a line of samples.jsonl."""
 
@@ -226,8 +236,8 @@ class Session:
         if resume:
             if json.loads(plan_file.read_text())["plan"] != self.plan.fingerprint():
                 raise UserError("--resume: libraries or options changed; start a new run instead")
-            for line in (self.folder / "samples.jsonl").read_text().splitlines():
-                self._take(Sample(**json.loads(line)))
+            for sample in stored(self.folder / "samples.jsonl"):
+                self._take(Sample(**sample))
         else:
             plan_file.write_text(
                 json.dumps({"plan": self.plan.fingerprint(), "facts": self.facts}, indent=1)

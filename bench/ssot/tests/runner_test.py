@@ -182,12 +182,21 @@ class Sessions(unittest.TestCase):
         self.assertEqual(len(first.samples), 9)
         self.assertTrue(results.build(first)["interrupted"])
 
+        with (first.folder / "samples.jsonl").open("a") as f:
+            f.write('{"case": "ti')  # all that there was room for
         second = self.session()
         second.start(resume=True)
+        self.assertEqual(len(second.samples), 9)
         second.run(lambda *_: None)
         cells = [(s.case, s.allocator, s.round) for s in second.samples]
         self.assertEqual(len(cells), 7 * 4)
         self.assertEqual(len(set(cells)), 7 * 4)
+
+    def test_what_ended_before_its_first_sample_is_resumed(self):
+        self.session().start(resume=False)
+        second = self.session()
+        second.start(resume=True)
+        self.assertEqual(second.samples, [])
 
     def test_a_resume_with_another_library_is_refused(self):
         self.session().start(resume=False)
