@@ -144,25 +144,15 @@ def _style(names: list[str], name: str) -> tuple[str, str]:
 def scatter(result: dict) -> str:
     """Time per op against peak RSS, each relative to the best allocator of the case."""
     names = _compared(result)
-    by_case: dict[str, list[dict]] = defaultdict(list)
-    for cell in result["cells"]:
-        if not cell["error"] and cell["allocator"] in names and cell.get("peak_rss_kib"):
-            by_case[cell["case"]].append(cell)
-    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for cells in by_case.values():
-        best_rate = max(c["rate"] for c in cells)
-        best_rss = min(c["peak_rss_kib"] for c in cells)
-        for c in cells:
-            points[c["allocator"]].append((best_rate / c["rate"], c["peak_rss_kib"] / best_rss))
-    if not points:
+    found = sorted(results.standings(result), key=lambda s: names.index(s["allocator"]))
+    if not found:
         return ""
     figure, axis = plt.subplots(figsize=(6.6, 5.4))
-    for name in (n for n in names if n in points):
-        color, marker = _style(names, name)
-        xy = np.array(points[name])
+    for s in found:
+        color, marker = _style(names, s["allocator"])
+        xy = np.array(s["points"])
         axis.plot(xy[:, 0], xy[:, 1], marker, color=color, alpha=0.28, markersize=5, linestyle="")
-        center = np.exp(np.log(xy).mean(axis=0))
-        axis.plot(*center, marker, color=color, markersize=13, label=name, linestyle="",
+        axis.plot(s["time"], s["rss"], marker, color=color, markersize=13, label=s["allocator"], linestyle="",
                   markeredgecolor=_THEME["paper"], markeredgewidth=1.5)
     for scale, axis_part in ((axis.set_xscale, axis.xaxis), (axis.set_yscale, axis.yaxis)):
         scale("log")
@@ -171,7 +161,7 @@ def scatter(result: dict) -> str:
         axis_part.set_major_locator(matplotlib.ticker.LogLocator(base=10, subs=(1, 2, 5)))
     axis.set_xlabel("time, relative to the fastest of the case")
     axis.set_ylabel("peak RSS, relative to the leanest")
-    _legend(figure, axis, len(points))
+    _legend(figure, axis, len(found))
     return _svg(figure, "time and memory")
 
 

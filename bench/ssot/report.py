@@ -51,6 +51,7 @@ def _values(result: dict) -> dict:
         "result": result,
         "rows": results.rows(result),
         "summary": results.summary(result),
+        "standings": results.standings(result),
         "peers": [a["name"] for a in result["allocators"] if a["role"] == "peer"],
         "compared": [a for a in result["allocators"] if a["role"] in ("subject", "peer")],
         "settle": _details(result, "settle"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,27 @@ def summary(result: dict) -> list[dict]:
         spread = f"{m['low']:.3f}–{m['high']:.3f}" if len(verdicts) >= stats.MIN_CASES else ""
         found.append({**m, **counts, "cases": len(verdicts), "spread": spread})
     return found
+
+
+def standings(result: dict) -> list[dict]:
+    """Every subject and peer, fastest first: `points`, its (time, peak RSS) in each case as multiples
+    of the best allocator of that case, and `time` and `rss`, their geometric means."""
+    names = [a["name"] for a in result["allocators"] if a["role"] in (SUBJECT, PEER)]
+    by_case: dict[str, list[dict]] = defaultdict(list)
+    for cell in result["cells"]:
+        if not cell["error"] and cell["allocator"] in names and cell.get("peak_rss_kib"):
+            by_case[cell["case"]].append(cell)
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for cells in by_case.values():
+        best_rate = max(c["rate"] for c in cells)
+        best_rss = min(c["peak_rss_kib"] for c in cells)
+        for c in cells:
+            points[c["allocator"]].append((best_rate / c["rate"], c["peak_rss_kib"] / best_rss))
+    found = []
+    for name in (n for n in names if n in points):
+        time, rss = np.exp(np.log(points[name]).mean(axis=0))
+        found.append({"allocator": name, "points": points[name], "time": float(time), "rss": float(rss)})
+    return sorted(found, key=lambda s: s["time"])
 
 
 TSV_COLUMNS = (

@@ -110,7 +110,21 @@ def print_result(result: dict) -> None:
     _print_footer(result, subjects)
 
 
+def _print_standings(result: dict) -> None:
+    found = results.standings(result)
+    if len(found) < 2:
+        return
+    table = Table(title="geometric means over the cases, 1.00 the best of each case")
+    table.add_column("allocator", no_wrap=True)
+    for heading in ("time", "peak RSS"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for s in found:
+        table.add_row(s["allocator"], f"{s['time']:.2f}×", f"{s['rss']:.2f}×")
+    console.print(table)
+
+
 def _print_footer(result: dict, subjects: list[str]) -> None:
+    _print_standings(result)
     for m in results.summary(result):
         spread = f", spread over the cases {m['spread']}" if m["spread"] else ""
         console.print(

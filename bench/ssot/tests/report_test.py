@@ -13,7 +13,7 @@ import unittest
 import xml.etree.ElementTree
 from pathlib import Path
 
-from bench.ssot import plots, report
+from bench.ssot import plots, report, results
 from bench.ssot.tests import fixture
 
 PLOTS = ["forest-1", "forest-2", "forest-3", "forest-4", "heat-map", "scatter", "scaling", "traces",
@@ -60,6 +60,34 @@ class Page(unittest.TestCase):
         self.assertEqual(len(rows), 2 * len(result["cases"]))
         self.assertIn("WIN", text)
         self.assertIn("A/A control: **TIE**", text)
+
+    def test_first_of_all_it_says_who_is_fast_and_who_is_lean(self):
+        found = results.standings(json.loads((self.folder / "results.json").read_text()))
+        self.assertGreater(len(found), 2)
+        self.assertEqual(found, sorted(found, key=lambda s: s["time"]))
+        rows = [f"| {s['allocator']} | {s['time']:.2f}× | {s['rss']:.2f}× |" for s in found]
+        text = (self.folder / "report.md").read_text()
+        self.assertIn("\n".join(rows), text)
+        self.assertLess(text.index(rows[0]), text.index("subject ÷ peer"))
+        self.assertLess(self.html.index("<h2>Standings</h2>"), self.html.index("<h2>Ratios</h2>"))
+
+    def test_standings_are_multiples_of_the_best_of_each_case(self):
+        def cell(case, name, rate, rss, error=""):
+            return {"case": case, "allocator": name, "rate": rate, "peak_rss_kib": rss, "error": error}
+
+        made = {
+            "allocators": [{"name": "slow", "role": "subject"}, {"name": "fast", "role": "peer"},
+                           {"name": "null", "role": "floor"}],
+            "cells": [cell("one", "slow", 10.0, 100), cell("one", "fast", 20.0, 400), cell("one", "null", 99.0, 1),
+                      cell("two", "slow", 8.0, 300), cell("two", "fast", 1.0, 300),
+                      cell("three", "slow", 1.0, 1, "crashed"), cell("three", "fast", 1.0, 9)],
+        }
+        fast, slow = sorted(results.standings(made), key=lambda s: s["allocator"])
+        self.assertEqual(slow["points"], [(2.0, 1.0), (1.0, 1.0)])
+        self.assertEqual(fast["points"], [(1.0, 4.0), (8.0, 1.0), (1.0, 1.0)])
+        self.assertAlmostEqual(slow["time"], 2**0.5)
+        self.assertAlmostEqual(fast["rss"], 4 ** (1 / 3))
+        self.assertEqual([s["allocator"] for s in results.standings(made)], ["slow", "fast"])
 
     def test_pictures_stand_alone(self):
         for name in report.IN_DOCUMENTS:
