@@ -133,6 +133,27 @@ TEST(Lock, ForkLeavesTheInterruptedSectionItsLock) {
   EXPECT_EQ(Holder(lock), 0u);
 }
 
+// Fork handlers of others, which run meanwhile, may allocate: what they take and leave stays fork's.
+TEST(Lock, NothingIsTakenOrLeftWhileForkHoldsAll) {
+  hz3_lock low = HZ3_LOCK_INIT(HZ3_RANK_CLASS), high = HZ3_LOCK_INIT(HZ3_RANK_PAGES);
+  for (hz3_lock *lock : {&low, &high}) hz3_lock_acquire_for_fork(lock);
+  hz3_lock_set_forking(true);
+  for (hz3_lock *lock : {&high, &low}) {
+    hz3_lock_acquire(lock);
+    EXPECT_FALSE(hz3_lock_is_mine(lock));
+    hz3_lock_release(lock);
+    EXPECT_NE(Holder(*lock), 0u);
+  }
+  hz3_lock_set_forking(false);
+  for (hz3_lock *lock : {&low, &high}) {
+    hz3_lock_release_for_fork(lock);
+    EXPECT_EQ(Holder(*lock), 0u);
+    hz3_lock_acquire(lock);
+    EXPECT_TRUE(hz3_lock_is_mine(lock)) << "as before";
+    hz3_lock_release(lock);
+  }
+}
+
 // And at any instruction: the lock is never held by nobody.
 hz3_lock interrupted_lock = HZ3_LOCK_INIT(HZ3_RANK_CLASS);
 volatile sig_atomic_t interruptions;

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "hz3/base/refuse_test.h"
+
 namespace {
 
 bool IsZero(const void *memory, size_t bytes) {
@@ -70,7 +72,7 @@ TEST(Metadata, SmallBlocksShareAMapping) {
 }
 
 TEST(Metadata, BitmapsAreRecycledPerSize) {
-  for (size_t bytes = 8; bytes <= 4096; bytes *= 2) {
+  for (size_t bytes = 8; bytes <= 16 * 1024; bytes *= 2) {
     void *first = hz3_metadata_alloc_bitmap(bytes), *second = hz3_metadata_alloc_bitmap(bytes);
     ASSERT_NE(first, nullptr);
     ASSERT_NE(second, nullptr);
@@ -115,6 +117,14 @@ TEST(Metadata, ForkLocksOutOthers) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // their runtimes need address space of their own
+[[noreturn]] void AllocWhileAForkHoldsTheLock() {
+  hz3_metadata_fork_prepare();
+  HZ3_REQUIRE(hz3_test::WaitsForALock([] { hz3_metadata_alloc(64); }));
+  _exit(0);
+}
+
+TEST(MetadataDeathTest, ForkHoldsTheLock) { EXPECT_EXIT(AllocWhileAForkHoldsTheLock(), testing::ExitedWithCode(0), ""); }
+
 [[noreturn]] void AllocWithoutAddressSpace() {
   rlimit none = {0, 0};
   setrlimit(RLIMIT_AS, &none);

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
+#include <linux/futex.h>
 #include <linux/seccomp.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -16,6 +17,9 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <atomic>
+#include <thread>
 
 namespace hz3_test {
 
@@ -69,24 +73,42 @@ inline int ListenToCall(long number) {
   return InstallFilter(code, sizeof code / sizeof *code, SECCOMP_FILTER_FLAG_NEW_LISTENER);
 }
 
-// The next such call. At the end of its life the caller gets ENOMEM.
+// The next such call. At the end of its life the caller gets ENOMEM, or, if it `may_go_on`, what the kernel says.
 class HeardCall {
  public:
-  explicit HeardCall(int listener) : listener_(listener) { HZ3_REQUIRE(ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &call_) == 0); }
+  explicit HeardCall(int listener, bool may_go_on = false) : listener_(listener), may_go_on_(may_go_on) {
+    HZ3_REQUIRE(ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, &call_) == 0);
+  }
   HeardCall(const HeardCall &) = delete;
   HeardCall &operator=(const HeardCall &) = delete;
   ~HeardCall() {
     seccomp_notif_resp answer{};
     answer.id = call_.id;
-    answer.error = -ENOMEM;
+    if (may_go_on_) answer.flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE;
+    else answer.error = -ENOMEM;
     HZ3_REQUIRE(ioctl(listener_, SECCOMP_IOCTL_NOTIF_SEND, &answer) == 0);
   }
   uintptr_t Argument(int index) const { return call_.data.args[index]; }
 
  private:
   int listener_;
+  bool may_go_on_;
   seccomp_notif call_{};
 };
+
+// Whether the body has to wait for a lock. It runs in a thread of its own, which stays there for good if it does.
+template <typename Body>
+bool WaitsForALock(Body body) {
+  static uint32_t end_of_body;  // called for where nobody waits
+  std::atomic<int> listener{-1};
+  std::thread([&listener, body] {
+    listener = ListenToCall(SYS_futex);
+    body();
+    syscall(SYS_futex, &end_of_body, FUTEX_WAKE_PRIVATE, 0, nullptr, nullptr, 0);
+  }).detach();
+  while (listener == -1) std::this_thread::yield();
+  return HeardCall(listener).Argument(0) != reinterpret_cast<uintptr_t>(&end_of_body);
+}
 
 }  // namespace hz3_test
 

@@ -156,6 +156,23 @@ TEST_F(Large, AlignsUpToAGibibyte) {
   ExpectRangesAreSound();
 }
 
+// Whose range is cut at both ends, so that two descriptors are needed at once.
+TEST_F(Large, AnAlignedBlockFindsADescriptorForEachEnd) {
+  Free(Alloc(40 * HZ3_MIB));  // one range, from which all are cut
+  Alloc(HZ3_MIB);
+  hz3_range *last = hz3_ranges.spare;
+  ASSERT_NE(last, nullptr);
+  hz3_range *others = last->bin_next;
+  last->bin_next = nullptr;
+  char *block = Alloc(2 * HZ3_MIB, 2 * HZ3_MIB);
+  hz3_range *range = hz3_range_of(block);
+  ASSERT_TRUE(range->left != nullptr && range->right != nullptr);
+  EXPECT_EQ(range->left->state, HZ3_RANGE_FREE);
+  EXPECT_EQ(range->right->state, HZ3_RANGE_FREE);
+  for (last = hz3_ranges.spare; last->bin_next != nullptr;) last = last->bin_next;
+  last->bin_next = others;
+}
+
 TEST_F(Large, LittleIsMappedBesideAlignedBlocks) {
   struct {
     size_t align, bytes;
@@ -318,6 +335,19 @@ TEST_F(Large, AShelvedRangeIsTakenOnlyIfAligned) {
   }
 }
 
+TEST_F(Large, WhatIsShelvedIsGivenBackLikeTheRest) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 32 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
+  Alloc(32 * HZ3_MIB);  // as much may stay
+  char *block = Alloc(4 * HZ3_MIB);
+  memset(block, 1, 4 * HZ3_MIB);
+  hz3_ranges.size_hits = HZ3_SHELF_HITS;
+  Free(block);
+  ASSERT_EQ(Stats().dirty_free_bytes, 4 * HZ3_MIB);
+  EXPECT_TRUE(hz3_large_trim(false));
+  EXPECT_EQ(Stats().dirty_free_bytes, 0u);
+  EXPECT_EQ(ResidentBytes(block, 4 * HZ3_MIB), 0u);
+}
+
 // Shelved ranges hold what their blocks wrote, and calloc must clear it: also what only an earlier, bigger use wrote.
 TEST_F(Large, ShelvedMemoryIsCleared) {
   Alloc(32 * HZ3_MIB);
@@ -397,7 +427,11 @@ TEST_F(LargeCache, ABlockMayBeBiggerThanTheOneKept) {
   hz3_large_cache cache = {};
   Teach(&cache, {2 * HZ3_MIB - 50000});
   EXPECT_EQ(Held(cache), 1u);
-  char *block = static_cast<char *>(hz3_large_cache_take(&cache, 2 * HZ3_MIB, 1, false));
+  size_t usable = cache.slots[0].range->touched_bytes;
+  char *block = static_cast<char *>(hz3_large_cache_take(&cache, usable + 1, 1, false));
+  EXPECT_GT(hz3_large_usable_bytes(block), usable) << "by a byte";
+  EXPECT_TRUE(hz3_large_cache_put(&cache, block));
+  block = static_cast<char *>(hz3_large_cache_take(&cache, 2 * HZ3_MIB, 1, false));
   EXPECT_EQ(hz3_large_usable_bytes(block), 2 * HZ3_MIB);
   memset(block, 1, 2 * HZ3_MIB);
   EXPECT_TRUE(hz3_large_cache_put(&cache, block));
@@ -570,6 +604,20 @@ TEST_F(Large, MuchIsGivenBackThoughMoreThanHalfStays) {
   EXPECT_FALSE(IsMapped(block + 250 * HZ3_MIB) && ResidentBytes(block + 250 * HZ3_MIB, 2 * HZ3_MIB) > 0);
 }
 
+// Places of big blocks differ by big steps: where both sizes have the same one, nothing is there to give back.
+TEST_F(Large, ABlockInTheSamePlaceLosesNothing) {
+  const size_t kUsable = 2048 * HZ3_MIB + hz3_os_page_bytes(), kBefore = kUsable + 64 * HZ3_MIB;
+  char *block = static_cast<char *>(hz3_large_alloc(kBefore, 1, false));
+  if (block == nullptr) GTEST_SKIP() << "there is too little memory";
+  live_[block] = kBefore;
+  size_t mapped = Stats().mapped_bytes;
+  ASSERT_EQ(Stats().live_bytes, 2176 * HZ3_MIB);
+  EXPECT_TRUE(Resize(block, kUsable));
+  EXPECT_EQ(hz3_large_usable_bytes(block), kBefore);
+  EXPECT_EQ(Stats().live_bytes, 2176 * HZ3_MIB);
+  EXPECT_EQ(Stats().mapped_bytes, mapped);
+}
+
 TEST_F(Large, GrowsInPlaceIntoAFreeNeighbour) {
   char *whole = Alloc(32 * HZ3_MIB);
   Free(whole);
@@ -681,6 +729,36 @@ TEST_F(Large, WhatMovedBlocksLeaveBetweenThemLeavesTheAddressSpace) {
   EXPECT_LE(Stats().mapped_bytes, 2 * most_live + 64 * HZ3_MIB);
 }
 
+// But not a mapping of which a part may stay, nor a part of one that has a neighbour in use, on either side.
+TEST_F(Large, OnlyWholeMappingsThatAreCleanLeaveTheAddressSpace) {
+  if (HZ3_LARGE_CACHE && HZ3_RETAIN_MIN_BYTES >= 8 * HZ3_MIB) {
+    Free(Alloc(68 * HZ3_MIB));
+    EXPECT_GT(Stats().dirty_free_bytes, 4 * HZ3_MIB);
+    EXPECT_EQ(Stats().mapped_bytes, 68 * HZ3_MIB);
+    hz3_large_trim(true);
+  }
+  char *top = Alloc(40 * HZ3_MIB), *middle = Alloc(4 * HZ3_MIB), *bottom = Alloc(40 * HZ3_MIB);
+  if (middle != bottom + 40 * HZ3_MIB || top != middle + 4 * HZ3_MIB) GTEST_SKIP() << "something else lies between them";
+  Free(top);
+  Free(bottom);
+  hz3_large_trim(false);
+  EXPECT_EQ(Stats().dirty_free_bytes, 0u);
+  EXPECT_EQ(Stats().mapped_bytes, 84 * HZ3_MIB);
+}
+
+// What the old place was marked with says nothing of the mapping that comes there next.
+TEST_F(Large, WhereABlockMovedAwayFreshMemoryIsClean) {
+  char *above = Alloc(4 * HZ3_MIB), *block = Alloc(32 * HZ3_MIB);
+  if (above != block + 32 * HZ3_MIB) GTEST_SKIP() << "something else lies between them";
+  memset(block, 1, 32 * HZ3_MIB);
+  hz3_dirty_mark(block, 32 * HZ3_MIB);  // as if it had been another's before
+  Grow(block, 64 * HZ3_MIB);
+  if (IsMapped(block)) GTEST_SKIP() << "the kernel cannot move pages and keep the mapping";
+  hz3_ranges.lowest = hz3_range_of(above);  // so that the next mapping is tried there
+  ASSERT_EQ(Alloc(32 * HZ3_MIB), block);
+  EXPECT_EQ(hz3_dirty_count_bytes(block, 32 * HZ3_MIB), 0u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Sizes, LargeGrow, testing::Values(4096, HZ3_MIB - 4096, HZ3_MIB + 4096, 5 * HZ3_MIB, 20 * HZ3_MIB + 12288));
 
 TEST_F(Large, PurgeGivesResidentMemoryBack) {
@@ -779,6 +857,16 @@ TEST_F(Large, AsMuchAsLivesMayStay) {
   char *block = Alloc(40 * HZ3_MIB);
   Free(block);
   EXPECT_EQ(Stats().dirty_free_bytes, 40 * HZ3_MIB);
+}
+
+TEST_F(Large, NoMoreThanTheMaximumStaysHoweverMuchLives) {
+  constexpr size_t kMost = HZ3_RETAIN_MAX_BYTES, kMayWait = 4 * HZ3_RETAIN_MIN_BYTES;
+  if (kMost < 64 * HZ3_MIB) GTEST_SKIP() << "smaller than blocks are";
+  std::vector<char *> blocks;
+  for (int i = 0; i < 4; i++) blocks.push_back(Alloc(kMost / 2));
+  for (int i = 0; i < 2; i++) Alloc(kMost);
+  for (char *block : blocks) Free(block);
+  EXPECT_LE(Stats().dirty_free_bytes, kMost + kMayWait);
 }
 
 // Three quarters of the limit stay, but of blocks of one size whole ones: a part would lie idle beside the next.
@@ -915,7 +1003,9 @@ TEST_F(Large, ATrimThatUnmapsAllAtOnceSaysSo) {
   hz3_ranges.retention.known_low_bytes = 0;
   Free(Alloc(128 * HZ3_MIB));
   EXPECT_EQ(Stats().dirty_free_bytes, 128 * HZ3_MIB);
+  size_t purges = Stats().purges;
   EXPECT_TRUE(hz3_large_trim(true));
+  EXPECT_EQ(Stats().purges, purges + 1);
   EXPECT_EQ(Stats().mapped_bytes, 0u);
   EXPECT_FALSE(hz3_large_trim(true));
 }
@@ -967,6 +1057,22 @@ TEST_F(Large, WhatIsKeptMakesWayForABiggerBlock) {
   EXPECT_EQ(Stats().dirty_free_bytes, 80 * HZ3_MIB) << "a smaller block may find it in one piece, some day";
   Alloc(100 * HZ3_MIB);
   EXPECT_LE(Stats().dirty_free_bytes, size_t{HZ3_RETAIN_MIN_BYTES});
+}
+
+// It did not go because nobody needed it, so who takes it then has lost nothing that was learned.
+TEST_F(Large, WhatMadeWayWasNotPurgedTooEarly) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 256 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
+  const size_t kLearned = 128 * HZ3_MIB;
+  hz3_ranges.retention.limit_bytes = kLearned;
+  hz3_ranges.retention.known_low_bytes = 0;
+  std::vector<char *> blocks;
+  for (int i = 0; i < 4; i++) blocks.push_back(Alloc(40 * HZ3_MIB));
+  for (int i : {0, 2}) Free(blocks[static_cast<size_t>(i)]);
+  ASSERT_EQ(Stats().dirty_free_bytes, 80 * HZ3_MIB);
+  Alloc(100 * HZ3_MIB);
+  ASSERT_LE(Stats().dirty_free_bytes, size_t{HZ3_RETAIN_MIN_BYTES});
+  for (int i = 0; i < 2; i++) Alloc(40 * HZ3_MIB);
+  EXPECT_EQ(hz3_ranges.retention.limit_bytes, kLearned);
 }
 
 TEST_F(Large, TrimUnmapsBetweenLiveBlocks) {
@@ -1122,6 +1228,18 @@ TEST_F(Large, RandomRunOnThreads) {
   works = works && Stats().mapped_bytes == 0 && hz3_large_alloc(100 * HZ3_MIB, 1, true) != nullptr;
   _exit(works ? 0 : 1);
 }
+
+// Both locks: that of the ranges, and that of whoever maps more.
+[[noreturn]] void AllocWhileAForkHoldsTheLocks() {
+  hz3_large_fork_prepare();
+  HZ3_REQUIRE(hz3_test::WaitsForALock([] { Stats(); }));
+  hz3_lock_release_for_fork(&hz3_ranges.lock);
+  HZ3_REQUIRE(!hz3_test::WaitsForALock([] { hz3_large_usable_bytes(nullptr); }));
+  HZ3_REQUIRE(hz3_test::WaitsForALock([] { hz3_large_alloc(HZ3_MIB, 1, false); }));
+  _exit(0);
+}
+
+TEST(LargeDeathTest, ForkHoldsEveryLock) { EXPECT_EXIT(AllocWhileAForkHoldsTheLocks(), testing::ExitedWithCode(0), ""); }
 
 TEST(LargeDeathTest, NullWhenAddressSpaceIsUsedUpAndBackAfterwards) {
   EXPECT_EXIT(RunOutOfAddressSpace(), testing::ExitedWithCode(0), "");

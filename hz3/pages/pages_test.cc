@@ -537,6 +537,16 @@ TEST_F(FirstChunk, IsFollowedByTheNextWhereItWasFilledLate) {
   EXPECT_EQ(ChunkOf(span)->huge, ~uint64_t{0});
 }
 
+// They may have become dear since it was decided to go on with one.
+TEST_F(FirstChunk, OffersItsHalfWithSmallPagesWhereHugeOnesAreDear) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "it has no access to it";
+  hz3_chunk *first = ChunkOf(Alloc(kSliceClass));
+  KnowHugePages(true);
+  EXPECT_TRUE(hz3_first_chunk_offer_huge());
+  EXPECT_EQ(first->free & HZ3_HIGH_HALF, HZ3_HIGH_HALF);
+  EXPECT_EQ(first->huge, 0u);
+}
+
 void UseWhatIsHeldBack() {
   for (int i = 0; i < HZ3_OFFERED_SLICES; i++) {
     hz3_span *span = hz3_pages_alloc_span(kSliceClass, 0);
@@ -639,6 +649,36 @@ TEST_F(Pages, CleanSlicesGoWithAPartOfAHugePage) {
   }
 }
 
+// Nobody had used it before it went, so whoever uses it then has not come back for it.
+TEST_F(Pages, WhatWasCleanWhenItWentIsNotWantedAgain) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "the first chunk is without access where nobody used it";
+  unsigned c = 1;
+  while (Class(c).align_slices < 2 || Class(c).slices > HZ3_OFFERED_SLICES / 2) c++;
+  Alloc(kSliceClass);
+  hz3_span *second = Alloc(kSliceClass);
+  ChunkOf(second)->huge = ~uint64_t{0};
+  Free(second);
+  ASSERT_TRUE(hz3_pages_trim(false));
+  ASSERT_EQ(Alloc(c)->first_slice, Class(c).align_slices) << "beside the slice that was in use";
+  EXPECT_EQ(hz3_pages.retention.limit_bytes, size_t{HZ3_RETAIN_MIN_BYTES});
+  EXPECT_EQ(Alloc(kSliceClass)->first_slice, 1);
+  EXPECT_EQ(hz3_pages.retention.limit_bytes, HZ3_RETAIN_MIN_BYTES + HZ3_SLICE_BYTES);
+}
+
+// As small programs have: a huge page would be more than they ever use.
+TEST_F(Pages, HalvesOfTheFirstChunksAskForNone) {
+  std::vector<hz3_span *> spans;
+  for (int i = 0; i < HZ3_SMALL_PAGE_CHUNKS * HZ3_CHUNK_SLICES; i++) {
+    hz3_pages.grown_ms = 0;
+    spans.push_back(Alloc(kSliceClass));
+  }
+  ASSERT_EQ(Stats().chunks, size_t{HZ3_SMALL_PAGE_CHUNKS});
+  for (hz3_span *span : spans) Free(span);
+  hz3_pages_purge_to(0);
+  EXPECT_EQ(Stats().dirty_bytes, 0u);
+  for (hz3_span *span : spans) EXPECT_EQ(ChunkOf(span)->huge, 0u);
+}
+
 TEST_F(Pages, TheNewestChunkIsTheOneAboveOnceTheNewestIsGone) {
   std::vector<hz3_span *> spans;
   for (int i = 0; i <= HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
@@ -708,6 +748,23 @@ TEST_F(Pages, AdviceMakesFewMappings) {
   hz3_pages_trim(true);
   EXPECT_EQ(hz3_pages.advice_ends, 0u);
   EXPECT_EQ(hz3_pages.newest, nullptr);
+}
+
+// As after chunks went, by whose number it goes how many ends there may be.
+TEST_F(Pages, AdviceThatMakesFewerMappingsMayAlwaysChange) {
+  constexpr size_t kTooMany = 1000;
+  hz3_chunk *chunk = ChunkOf(Alloc(kSliceClass));
+  for (uint64_t others : {uint64_t{0}, ~uint64_t{0}}) {
+    chunk->huge = HZ3_LOW_HALF;
+    hz3_pages.advice_ends = kTooMany;
+    EXPECT_TRUE(hz3_chunk_set_huge_locked(chunk, others));
+    EXPECT_EQ(hz3_pages.advice_ends, kTooMany - 1);
+    EXPECT_FALSE(hz3_chunk_set_huge_locked(chunk, HZ3_LOW_HALF)) << "it would be one more";
+    EXPECT_EQ(hz3_pages.advice_ends, kTooMany - 1);
+    EXPECT_EQ(chunk->huge, others);
+  }
+  chunk->huge = 0;
+  hz3_pages.advice_ends = 0;
 }
 
 // Spans that are used again right after their pages were purged say that ticks came too early, if they are more than a quarter of them.
@@ -860,6 +917,20 @@ TEST_F(Pages, TrimUnmapsFreeChunksOnly) {
   EXPECT_EQ(Stats().free_bytes, 0u);
   EXPECT_EQ(Stats().dirty_bytes, 0u);
   memset(Alloc(kSixteenClass)->base, 1, HZ3_MIB);  // the descriptor is used again
+}
+
+TEST_F(Pages, GuardsGoWithTheirChunks) {
+  if (!HZ3_CHECKED) GTEST_SKIP() << "for the checked lane";
+  std::set<char *> guards;
+  while (Stats().chunks < 3) {
+    hz3_chunk *chunk = ChunkOf(Alloc(kSliceClass));
+    if (chunk->guard_bytes > 0) guards.insert(chunk->base + HZ3_CHUNK_BYTES);
+  }
+  ASSERT_FALSE(guards.empty());
+  for (char *guard : guards) EXPECT_TRUE(IsMapped(guard));
+  while (!Live().empty()) Free(*Live().begin());
+  hz3_pages_trim(true);
+  for (char *guard : guards) EXPECT_FALSE(IsMapped(guard));
 }
 
 TEST_F(Pages, KeepsErrno) {
@@ -1049,6 +1120,21 @@ TEST(Retention, PurgesCountForASecond) {
   EXPECT_EQ(after(1001, purged), 1u);
 }
 
+TEST(Retention, TheBoundHoldsForFiveSeconds) {
+  const size_t kLearned = 2 * HZ3_RETAIN_MIN_BYTES;
+  auto bound_after = [=](uint64_t ms) {
+    hz3_retention retention = HZ3_RETENTION_INIT;
+    return AtOneTime(
+        [&](uint64_t now) {
+          retention.limit_bytes = kLearned;
+          retention.last_regret_ms = now - ms;
+        },
+        [&] { return hz3_retention_note_purge(&retention, 1, 0), retention.limit_bytes; });
+  };
+  EXPECT_EQ(bound_after(5000), kLearned);
+  EXPECT_EQ(bound_after(5001), kLearned / 2);
+}
+
 // Or a burst would leave as much more behind as may wait, however much of it went before.
 TEST(Retention, AfterAPurgeLessWaits) {
   const size_t kLimit = HZ3_RETAIN_MIN_BYTES, kPart = kLimit / 4;
@@ -1155,6 +1241,17 @@ TEST(Retention, DecaysWithoutRegret) {
   _exit(works ? 0 : 1);
 }
 
+// Both locks: that of the slices, and that of whoever maps more.
+[[noreturn]] void AllocWhileAForkHoldsTheLocks() {
+  hz3_pages_fork_prepare();
+  HZ3_REQUIRE(hz3_test::WaitsForALock([] { Stats(); }));
+  hz3_lock_release_for_fork(&hz3_pages.lock);
+  HZ3_REQUIRE(hz3_test::WaitsForALock([] { hz3_pages_alloc_span(kSliceClass, 0); }));
+  _exit(0);
+}
+
+TEST(PagesDeathTest, ForkHoldsEveryLock) { EXPECT_EXIT(AllocWhileAForkHoldsTheLocks(), testing::ExitedWithCode(0), ""); }
+
 // Threadsafe style starts the program anew: there is no table yet.
 TEST(PagesDeathTest, WorkUntilAddressSpaceEnds) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
@@ -1197,6 +1294,45 @@ TEST(PagesDeathTest, AHalfThatIsBeingOfferedIsNobodyElses) {
   EXPECT_EXIT(OfferWhileTheHalfIsOffered(), testing::ExitedWithCode(0), "");
 }
 
+// While a tick purges, another thread frees more: the tick gives back what was idle when it began, not that too.
+[[noreturn]] void TickWhileOthersFree() {
+  std::map<hz3_chunk *, std::vector<hz3_span *>> chunks;
+  while (Stats().chunks < 7) {
+    hz3_span *span = hz3_pages_alloc_span(kSliceClass, 0);
+    chunks[ChunkOf(span)].push_back(span);
+  }
+  std::vector<std::vector<hz3_span *>> whole;
+  for (auto &[chunk, spans] : chunks) {
+    if (spans.size() == HZ3_CHUNK_SLICES && chunk != hz3_pages.first) whole.push_back(spans);
+  }
+  HZ3_REQUIRE(whole.size() >= 4);
+  hz3_pages.retention.limit_bytes = HZ3_RETAIN_MAX_BYTES;
+  hz3_pages.retention.known_low_bytes = 0;
+  auto free_chunks = [&](size_t first) {
+    for (size_t i : {first, first + 1}) {
+      for (hz3_span *span : whole[i]) hz3_pages_free_span(span);
+    }
+  };
+  free_chunks(0);
+  hz3_pages_purge_idle();  // now they are what nobody needed since
+  HZ3_REQUIRE(Stats().dirty_bytes == 2 * HZ3_CHUNK_BYTES);
+  int listener = hz3_test::ListenToCall(SYS_madvise);
+  std::thread other([&] {
+    for (bool is_first = true;; is_first = false) {
+      hz3_test::HeardCall call(listener, true);
+      if (is_first) free_chunks(2);
+    }
+  });
+  hz3_pages_purge_idle();
+  HZ3_REQUIRE(Stats().dirty_bytes == 3 * HZ3_CHUNK_BYTES);  // half of the two went
+  _exit(0);
+}
+
+TEST(PagesDeathTest, ATickPurgesWhatWasIdle) {
+  if (HZ3_RETAIN_MAX_BYTES < 8 * HZ3_CHUNK_BYTES) GTEST_SKIP() << "too little is retained";
+  EXPECT_EXIT(TickWhileOthersFree(), testing::ExitedWithCode(0), "");
+}
+
 // Nothing can leave the address space, for there are too many maps.
 [[noreturn]] void TrimWithoutUnmapping() {
   std::vector<hz3_span *> spans;
@@ -1206,8 +1342,11 @@ TEST(PagesDeathTest, AHalfThatIsBeingOfferedIsNobodyElses) {
   }
   for (hz3_span *span : spans) hz3_pages_free_span(span);
   size_t mapped = Stats().mapped_bytes;
+  KnowHugePages(true);  // so that purges leave the advice as it is
+  for (hz3_span *span : spans) HZ3_REQUIRE(hz3_chunk_set_huge_locked(ChunkOf(span), HZ3_LOW_HALF));
   hz3_test::RefuseCall(SYS_munmap);
   hz3_pages_trim(true);
+  HZ3_REQUIRE(hz3_pages.advice_ends >= 2);  // one in the middle of each
   HZ3_REQUIRE(Stats().mapped_bytes == mapped && Stats().free_bytes == mapped && Stats().dirty_bytes == 0);
   // All of it can be had again, clean, and is found again.
   for (size_t i = 0; i < spans.size(); i++) {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <iterator>
 #include <random>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "hz3/base/os.h"
+#include "hz3/base/refuse_test.h"
 #include "hz3/base/size_class.h"
 #include "hz3/config.h"
 #include "hz3/remote/stack.h"
@@ -141,10 +143,12 @@ class Pinned {
   cpu_set_t before_;
 };
 
-// What a few refills would get: other shards than one's own are asked one at a time.
+size_t Shards() { return (Cpus().size() + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD; }
+
+// What as many refills would get as there are other shards than one's own, which are asked one at a time.
 hz3_magazine *Pop(unsigned c) {
   hz3_magazine *magazine = nullptr;
-  for (size_t tries = 0; magazine == nullptr && tries < Cpus().size(); tries++) magazine = hz3_depot_pop(c);
+  for (size_t tries = 0; magazine == nullptr && tries < std::max<size_t>(Shards() - 1, 1); tries++) magazine = hz3_depot_pop(c);
   return magazine;
 }
 
@@ -186,7 +190,7 @@ TEST_F(Remote, DepotRefusesBeyondTheLimit) {
 
 TEST_F(Remote, EachShardTakesItsShareOfTheLimit) {
   Pinned pinned;
-  const size_t shards = (Cpus().size() + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD;
+  const size_t shards = Shards();
   unsigned c = hz3_size_class_of(4096);
   std::vector<hz3_magazine *> all;
   for (size_t i = 0; i < 4; i++) {
@@ -251,7 +255,7 @@ TEST_F(RemoteCpus, WhatHasCooledCounts) {
   EXPECT_EQ(hz3_depot_objects(c), 2u * all[0]->count);
   TakeLowWater(c);
   EXPECT_EQ(TakeLowWater(c), 2u);
-  const size_t shards = (Cpus().size() + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD;
+  const size_t shards = Shards();
   ASSERT_FALSE(hz3_depot_push(c, all[0], 2 * shards, false));
   EXPECT_TRUE(hz3_depot_push(c, all[0], 3 * shards, false));
   EXPECT_EQ(PopAll(c).size(), 3u);
@@ -587,5 +591,18 @@ TEST_F(Remote, ForkLocksOutCarving) {
   ASSERT_NE(magazine, nullptr);
   FreeAll({magazine});
 }
+
+#if !defined(__SANITIZE_THREAD__)  // its runtime takes locks of its own
+[[noreturn]] void AllocWhileAForkHoldsTheLock() {
+  hz3_remote_fork_prepare();
+  HZ3_REQUIRE(hz3_test::WaitsForALock([] {
+    for (uint32_t count; hz3_magazine_alloc(4, 1, &count) != nullptr && count > 0;) {
+    }
+  }));
+  _exit(0);
+}
+
+TEST(RemoteDeathTest, ForkHoldsTheLock) { EXPECT_EXIT(AllocWhileAForkHoldsTheLock(), testing::ExitedWithCode(0), ""); }
+#endif
 
 }  // namespace

@@ -178,6 +178,9 @@ TEST(Alignment, MemalignRoundsUpToAPowerOfTwo) {
   errno = 0;
   EXPECT_EQ(memalign(SIZE_MAX / 2 + 2, 1), nullptr);
   EXPECT_EQ(errno, EINVAL);
+  errno = 0;
+  EXPECT_EQ(memalign(SIZE_MAX / 2 + 1, 1), nullptr);
+  EXPECT_EQ(errno, ENOMEM) << "a power of two";
 }
 
 TEST(Alignment, PosixMemalignRefusesBadAlignmentsAndTouchesNothing) {

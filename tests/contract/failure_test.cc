@@ -18,6 +18,7 @@
 #include "tests/support/support.h"
 
 extern "C" {
+void cfree(void* block);
 void free_sized(void* block, size_t size);
 void free_aligned_sized(void* block, size_t alignment, size_t size);
 }
@@ -220,7 +221,13 @@ TEST(Failure, FreeKeepsErrno) {
   }
 }
 
+size_t in_use() {
+  struct mallinfo2 info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
 TEST(Failure, SizedFreesTakeTheirBlocks) {
+  const size_t before = in_use();
   for (size_t size : {size_t{0}, size_t{1}, size_t{33}, size_t{3000}, size_t{80000}, size_t{2} << 20}) {
     for (int i = 0; i < 200; i++) {
       void *p = malloc(size), *q = aligned_alloc(128, size), *r = calloc(1, size);
@@ -234,6 +241,9 @@ TEST(Failure, SizedFreesTakeTheirBlocks) {
   }
   free_sized(nullptr, 0);
   free_aligned_sized(nullptr, 16, 5);
+  for (int i = 0; i < 2000; i++) cfree(malloc(1000));
+  cfree(nullptr);
+  EXPECT_LT(in_use(), before + (1 << 20));
 }
 
 }  // namespace

@@ -163,6 +163,9 @@ TEST(Libc, ItsOwnNamesAreTheSameAllocator) {
     memset(block, 1, 100);
     expect_ours(static_cast<char*>(block), 100);
   }
+  void* whole = __libc_pvalloc(100);
+  EXPECT_GE(malloc_usable_size(whole), static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+  __libc_free(whole);
   __libc_free(malloc(100));
   __libc_free(strdup("text"));
 }

@@ -298,7 +298,7 @@ TEST(Size, PvallocGivesWholePages) {
   for (size_t size : {size_t{0}, size_t{1}, size_t{4095}, size_t{4096}, size_t{4097}, size_t{70000}}) {
     void* p = pvalloc(size);
     ASSERT_NE(p, nullptr);
-    EXPECT_GE(malloc_usable_size(p), (size + 4095) / 4096 * 4096);
+    EXPECT_GE(malloc_usable_size(p), (std::max<size_t>(size, 1) + 4095) / 4096 * 4096);
     free(p);
   }
 }
