@@ -17,7 +17,6 @@ from rich.table import Table
 from scipy import stats as sps
 
 from bench.ssot import results, stats, terminal
-from bench.ssot.allocators import PEER, SUBJECT
 from bench.ssot.errors import UserError
 from bench.ssot.runner import WARM_UP
 
@@ -33,7 +32,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 def _rates(result: dict) -> dict[tuple[str, str], list[float]]:
     metric = {c["name"]: c["metric"] for c in result["cases"]}
     up = {c["name"]: c["higher_is_better"] for c in result["cases"]}
-    rivals = {a["name"] for a in result["allocators"] if a["role"] in (SUBJECT, PEER)}
+    rivals = set(results.compared(result))
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for s in result["samples"]:
         if s["round"] != WARM_UP and not s["error"] and s["allocator"] in rivals:

@@ -132,10 +132,6 @@ def forest(result: dict, subject: str, peer: str) -> str:
     return _svg(figure, f"forest {subject} {peer}")
 
 
-def _compared(result: dict) -> list[str]:
-    return [a["name"] for a in result["allocators"] if a["role"] in ("subject", "peer")]
-
-
 def _style(names: list[str], name: str) -> tuple[str, str]:
     i = names.index(name)
     return _SERIES[i % len(_SERIES)], MARKERS[i % len(MARKERS)]
@@ -143,7 +139,7 @@ def _style(names: list[str], name: str) -> tuple[str, str]:
 
 def scatter(result: dict) -> str:
     """Time per op against peak RSS, each relative to the best allocator of the case."""
-    names = _compared(result)
+    names = results.compared(result)
     found = sorted(results.standings(result), key=lambda s: names.index(s["allocator"]))
     if not found:
         return ""
@@ -190,7 +186,7 @@ def _si(value: float, _=None) -> str:
 
 def scaling(result: dict) -> str:
     """Operations per second over the number of threads, one panel per workload."""
-    names = _compared(result)
+    names = results.compared(result)
     families: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     threads_of = {c["name"]: c["threads"] for c in result["cases"]}
     for cell in result["cells"]:
@@ -220,7 +216,7 @@ def scaling(result: dict) -> str:
 
 def traces(result: dict) -> str:
     """Resident memory over the seconds of the memory workloads."""
-    names = _compared(result)
+    names = results.compared(result)
     cases: dict[str, list[dict]] = defaultdict(list)
     for d in result["details"]:
         if d["kind"] == "memory" and d["trace"] and not d["error"]:
@@ -246,7 +242,7 @@ QUANTILES = (0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 0.999, 0.9999)
 
 def latency(result: dict) -> str:
     """Nanoseconds of single calls over the percentile, the tail drawn out."""
-    names = _compared(result)
+    names = results.compared(result)
     panels: dict[tuple[str, str], list[dict]] = defaultdict(list)
     for d in result["details"]:
         if d["kind"] == "latency" and not d["error"]:
@@ -275,7 +271,7 @@ def latency(result: dict) -> str:
 
 def heat_map(result: dict) -> str:
     """Every cell relative to the best of its case: full colour is half its speed or less."""
-    names = _compared(result)
+    names = results.compared(result)
     rates = {(c["case"], c["allocator"]): c["rate"] for c in result["cells"] if not c["error"]}
     failed = {(c["case"], c["allocator"]) for c in result["cells"] if results.has_failed(c)}
     cases = [c["name"] for c in result["cases"]]

@@ -180,10 +180,15 @@ def summary(result: dict) -> list[dict]:
     return found
 
 
+def compared(result: dict) -> list[str]:
+    """The names of subjects and peers, in the order of the plan."""
+    return [a["name"] for a in result["allocators"] if a["role"] in (SUBJECT, PEER)]
+
+
 def standings(result: dict) -> list[dict]:
     """Every subject and peer, fastest first: `points`, its (time, peak RSS) in each case as multiples
     of the best allocator of that case, and `time` and `rss`, their geometric means."""
-    names = [a["name"] for a in result["allocators"] if a["role"] in (SUBJECT, PEER)]
+    names = compared(result)
     by_case: dict[str, list[dict]] = defaultdict(list)
     for cell in result["cells"]:
         if not cell["error"] and cell["allocator"] in names and cell.get("peak_rss_kib"):

@@ -225,7 +225,7 @@ static void fork_parent(void) {
 }
 
 // The other threads are gone: their heaps are parked for the next threads, except one caught inside a slow path, or while it
-// was emptied: its magazines may be half exchanged. None is if a handler forks that interrupted its thread while this changed the list.
+// was emptied: its magazines may be half exchanged. All are given up if the handler that forks interrupted a change of the lists.
 static void fork_child(void) {
   struct hz3_heap *own = own_heap();
   bool is_list_torn = hz3_lock_is_mine(&heaps_lock);

@@ -84,8 +84,8 @@ static bool is_carved(const struct hz3_span *span) { return span->carved == hz3_
 // carved, of which each home mostly has one, the first of its list: those who grow side by side would take it from each other, and
 // share them all.
 static struct hz3_span *emptiest_locked(const struct hz3_span_store *store) {
-  for (int turn = 1; turn <= HZ3_SPAN_LISTS; turn++) {
-    struct hz3_span *span = store->lists[(PURGED_LIST + HZ3_SPAN_LISTS - turn) % HZ3_SPAN_LISTS];
+  for (int i = SPARSE_LIST; i >= -1; i--) {
+    struct hz3_span *span = store->lists[i >= 0 ? i : PURGED_LIST];
     if (span != NULL && !is_carved(span)) span = span->next;
     if (span != NULL) return span;
   }
