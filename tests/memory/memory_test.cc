@@ -388,7 +388,7 @@ SCENARIO(burst_then_silence) {
   while (emptied < kThreads) usleep(1000);
   usleep(5000000);
   // The checked lane holds up to 256 freed blocks of each thread back; at worst each pins a span of 64 KiB.
-  long held_back_kb = hz3_test::lane() == "checked" ? kThreads * 256 * 64 * 3 / 4 : 0;
+  long held_back_kb = hz3_test::lane() == "checked" ? kThreads * 256 * 64 : 0;
   require_at_most("after 5 s", resident_kb() - before, peak / 20 + held_back_kb);
   _exit(0);
 }
