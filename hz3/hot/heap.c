@@ -130,7 +130,7 @@ static struct hz3_heap *adopt_heap(void) {
   if (heap != NULL) own_locked(heap);
   hz3_lock_release(&heaps_lock);
   if (heap != NULL) return heap;
-  heap = (struct hz3_heap *)hz3_metadata_alloc(4096);
+  heap = (struct hz3_heap *)hz3_metadata_alloc(sizeof *heap);
   if (heap == NULL) return NULL;
   hz3_lock_acquire(&heaps_lock);
   heap->home = (uint8_t)(heap_count % home_count);
@@ -145,8 +145,11 @@ static struct hz3_heap *adopt_heap(void) {
 
 // Of objects in bins and spares, and the one that waits, of a heap that nobody uses.
 static size_t held_bytes(const struct hz3_heap *heap) {
-  size_t bytes = heap->spare_bytes + hz3_size_classes[heap->last.tag / sizeof(struct hz3_bin)].bytes;
-  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) bytes += (size_t)(heap->bins[c].top - heap->bins[c].lo) * hz3_size_classes[c].bytes;
+  size_t bytes = heap->spare_bytes + hz3_size_classes[hz3_tag_class((intptr_t)heap->last.tag)].bytes;
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
+    bytes += hz3_bin_objects(&heap->bins[c]) * hz3_size_classes[c].bytes;
+    if (hz3_heap_has_drain(heap, c)) bytes += hz3_bin_objects(&heap->drains[c]) * hz3_size_classes[c].bytes;
+  }
   return bytes;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is: the per-thread heap: one page of bins and what belongs to them; its life from thread start to exit and fork.
+// What it is: the per-thread heap: a page of bins and what belongs to them, and one of drains; its life from thread start to exit and fork.
 // Called by: slow.c, stats.c, checked.c of this box only.
 // Owns: all heaps (never unmapped), the list of parked ones.
 // Locks: one of the shared heap, rank SHARED_HEAP; one of the lists, rank HEAPS.
@@ -38,6 +38,7 @@ struct hz3_heap {
   uint64_t last_tick_ms, used_bits[2];  // classes that took a slow path since the last tick
   uint64_t freed_bits[2];               // classes of which the last slow path was a free
   uint64_t refilled_bits[2];            // classes of which a bin ran dry since the last tick
+  uint64_t drain_bits[2];               // classes of which the drain has a magazine
   struct hz3_heap *next_heap;           // registry, never changes
   struct hz3_heap *next_parked, *prev_parked;  // lock HEAPS
   size_t parked_bytes;                  // object bytes when it was parked, lock HEAPS
@@ -47,8 +48,10 @@ struct hz3_heap {
   bool is_letting_go;                   // checked lane: a signal handler must keep out of it
   struct hz3_large_cache large;         // large blocks that this thread freed and asks for again
   void *deferred;                       // blocks freed by a signal handler inside a slow path, linked through themselves
+  // Bins that nobody allocates from, for blocks of spans that drain: full, they go to their spans (docs/decisions/0034).
+  struct hz3_bin drains[HZ3_TABLE_CLASS_LAST + 1] __attribute__((aligned(HZ3_TAG_DRAIN)));
 };
-HZ3_STATIC_ASSERT(sizeof(struct hz3_heap) <= 4096, "a heap is one page");
+HZ3_STATIC_ASSERT(offsetof(struct hz3_heap, drains) == HZ3_TAG_DRAIN, "tags say so, and most threads touch one page only");
 HZ3_STATIC_ASSERT(offsetof(struct hz3_heap, last) == HZ3_LAST_FREED_OFFSET, "the fast path knows where it is");
 
 // This thread's heap, marked busy, created if need be. The shared heap, locked, for a thread past its destructors or
@@ -68,9 +71,12 @@ bool hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes);
 struct hz3_heap *hz3_heap_first(void);  // of all heaps, by next_heap; for statistics
 size_t hz3_heap_count(void);            // the most threads that have allocated at once so far; lock-free
 
+HZ3_INLINE bool hz3_heap_has_drain(const struct hz3_heap *heap, unsigned size_class) { return heap->drain_bits[size_class / 64] >> (size_class % 64) & 1; }
+HZ3_INLINE size_t hz3_bin_objects(const struct hz3_bin *bin) { return (size_t)(bin->top - bin->lo); }
+
 // slow.c: gives everything the heap holds back to the spans. The heap is the caller's.
 void hz3_heap_flush(struct hz3_heap *heap);
-// stats.c: objects of the class in the heap's bin and spare, and the one that waits. Racy for other threads' heaps.
+// stats.c: objects of the class in the heap's bin, spare and drain, and the one that waits. Racy for other threads' heaps.
 size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class);
 
 HZ3_END_DECLS

@@ -50,8 +50,7 @@ bool IsFilled(const void *memory, size_t bytes, char value) {
 }
 
 // A bin is sound: its objects are distinct blocks of its class.
-void ExpectBinIsSound(unsigned c) {
-  const hz3_bin &bin = OwnHeap()->bins[c];
+void ExpectBinIsSound(const hz3_bin &bin, unsigned c) {
   if (bin.lo == nullptr) {
     EXPECT_TRUE(bin.top == nullptr && bin.hi == nullptr) << "class " << c;
     return;
@@ -67,7 +66,11 @@ void ExpectBinIsSound(unsigned c) {
 void ExpectHeapIsSound() {
   size_t spare_bytes = 0;
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
-    ExpectBinIsSound(c);
+    ExpectBinIsSound(OwnHeap()->bins[c], c);
+    if (c <= HZ3_TABLE_CLASS_LAST) {
+      ExpectBinIsSound(OwnHeap()->drains[c], c);
+      EXPECT_EQ(OwnHeap()->drains[c].lo != nullptr, hz3_heap_has_drain(OwnHeap(), c));
+    }
     uint32_t spare = OwnHeap()->spare[c];
     if (spare != 0) spare_bytes += hz3_magazine_at(spare)->count * size_t{hz3_size_classes[c].bytes};
   }
@@ -124,8 +127,6 @@ TEST_F(Hot, TheLastFreedButOneIsTheNextGiven) {
       blocks[i] = hz3_malloc(bytes);
     }
     for (void *block : blocks) hz3_free(block);
-    EXPECT_EQ(hz3_malloc(bytes), blocks[298]);
-    hz3_free(blocks[298]);
   }
 }
 
@@ -654,49 +655,114 @@ TEST_F(Hot, BusyClassesGetBiggerMagazinesWithinABudget) {
   EXPECT_EQ(OwnHeap()->grown_bytes, 0u);
 }
 
-// Most blocks of the class are gone, what is left lies scattered, and a little comes and goes: refills fetch about as much as may
-// stay. They once fetched a full magazine of up to 2,046 each time, which the next free threw away.
-TEST_F(Hot, AShrinkingClassFetchesLittle) {
-  if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
-  const unsigned c = hz3_size_class_of(64);
-  std::mt19937 random(1);
-  std::vector<void *> blocks(10000), frame;
-  for (void *&block : blocks) block = hz3_malloc(64);
-  std::shuffle(blocks.begin(), blocks.end(), random);
-  while (blocks.size() > 500) {
-    hz3_free(blocks.back());
-    blocks.pop_back();
+// ---- drains ----
+
+bool IsDraining(const void *block) { return hz3_tag_of(block) >= HZ3_TAG_DRAIN; }
+
+// What is left of so many spans' blocks when every third stays, those of spans that drain last; nothing is cached.
+std::vector<void *> Thinned(size_t bytes, size_t spans) {
+  std::vector<void *> all(spans * hz3_size_classes[hz3_size_class_of(bytes)].objects), left;
+  for (void *&block : all) block = hz3_malloc(bytes);
+  std::shuffle(all.begin(), all.end(), std::mt19937(1));
+  for (size_t i = 0; i < all.size(); i++) {
+    if (i % 3 == 0) left.push_back(all[i]);
+    else hz3_free(all[i]);
   }
-  size_t most = 0;
-  for (int round = 0; round < 3000; round++) {
-    for (size_t left = random() % 80; left > 0; left--) frame.push_back(hz3_malloc(64));
-    if (round >= 1000) most = std::max(most, hz3_heap_cached_objects(OwnHeap(), c));
-    for (void *block : frame) hz3_free(block);
-    frame.clear();
-  }
-  EXPECT_LE(most, 256u);
+  hz3_trim();
+  OwnHeap()->slow_calls = 0;  // no tick
+  std::partition(left.begin(), left.end(), [](void *block) { return !IsDraining(block); });
+  return left;
+}
+
+void FreeAll(const std::vector<void *> &blocks) {
   for (void *block : blocks) hz3_free(block);
 }
 
-// A bin that is filled again has no more room than one that was emptied: else what comes would mostly lie where something went just
-// before, one in each span of those that are gone, and none of these would ever be free.
-TEST_F(Hot, ABinOfAShrinkingClassStaysSmall) {
-  if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
-  if (HZ3_MAGAZINE_CAPACITY < 62) GTEST_SKIP() << "bins hold no more than three";
-  const unsigned c = hz3_size_class_of(256);
-  const size_t count = 16 * hz3_size_classes[c].objects;
-  std::vector<void *> blocks(count);
-  for (void *&block : blocks) block = hz3_malloc(256);
-  const hz3_bin &bin = OwnHeap()->bins[c];
-  EXPECT_GE(bin.hi - bin.lo, 62) << "it does not shrink yet";
-  std::shuffle(blocks.begin(), blocks.end(), std::mt19937(1));
-  for (; blocks.size() > count / 16; blocks.pop_back()) hz3_free(blocks.back());
-  for (int i = 0; i < 50; i++) {
-    hz3_trim();  // the bin is empty
-    blocks.push_back(hz3_malloc(256));
-    EXPECT_LE(bin.hi - bin.lo, 62 / 4);
+// Then one is in the drain, the other waits.
+std::set<void *> FreeTwoThatDrain(std::vector<void *> *left) {
+  std::set<void *> freed;
+  for (int i = 0; i < 2; i++) {
+    EXPECT_TRUE(IsDraining(left->back()));
+    hz3_free(left->back());
+    freed.insert(left->back());
+    left->pop_back();
   }
-  for (void *block : blocks) hz3_free(block);
+  return freed;
+}
+
+TEST_F(Hot, WhatDrainsIsNotGivenOutBeforeItsSpanHadIt) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
+  for (size_t bytes : {16, 64, 1024, 16384, 32768}) {
+    const unsigned c = hz3_size_class_of(bytes);
+    std::vector<void *> left = Thinned(bytes, 40);
+    std::set<void *> freed = FreeTwoThatDrain(&left);
+    EXPECT_TRUE(hz3_heap_has_drain(OwnHeap(), c)) << bytes;
+    EXPECT_EQ(hz3_bin_objects(&OwnHeap()->drains[c]), 1u) << bytes;
+    EXPECT_EQ(hz3_heap_cached_objects(OwnHeap(), c), 2u) << bytes;
+    ExpectHeapIsSound();
+    for (int i = 0; i < 8; i++) {
+      left.push_back(hz3_malloc(bytes));
+      EXPECT_EQ(freed.count(left.back()), 0u) << bytes;
+    }
+    FreeAll(left);
+    hz3_trim();
+    EXPECT_FALSE(hz3_heap_has_drain(OwnHeap(), c)) << bytes;
+  }
+}
+
+// Blocks come and go in turn, a few more go, and none is chosen by its place: spans empty.
+TEST_F(Hot, AShrinkingQueueLetsGoOfItsSpans) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
+  const unsigned c = hz3_size_class_of(256);
+  const size_t per_span = hz3_size_classes[c].objects;
+  std::mt19937 random(1);
+  std::vector<void *> queue(64 * per_span);
+  for (void *&block : queue) block = hz3_malloc(256);
+  std::shuffle(queue.begin(), queue.end(), random);
+  size_t head = 0;
+  while (queue.size() - head > 2 * per_span) {
+    if (random() % 100 < 48) queue.push_back(hz3_malloc(256));
+    else hz3_free(queue[head++]);
+  }
+  EXPECT_LE(ClassStats(c).spans, 32u) << "of 64, where what was freed was what came next";
+  FreeAll(std::vector<void *>(queue.begin() + static_cast<ptrdiff_t>(head), queue.end()));
+}
+
+// A few blocks come and go, spans stay as empty as they are: draining is in vain, and pauses.
+TEST_F(Hot, WhoEmptiesNoSpanKeepsWhatItFrees) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
+  std::vector<void *> left = Thinned(64, 20), frame(40);
+  size_t kept = 0, frames = 2000;
+  for (size_t i = 0; i < frames; i++) {
+    for (void *&block : frame) block = hz3_malloc(64);
+    for (void *block : frame) kept += !IsDraining(block);
+    FreeAll(frame);
+  }
+  EXPECT_GE(kept, frames * frame.size() / 2);
+  FreeAll(left);
+}
+
+TEST_F(Hot, FewSpansAndBigBlocksDoNotDrain) {
+  for (size_t bytes : {64, 40000}) {
+    std::vector<void *> left = Thinned(bytes, bytes == 64 ? 4 : 40);
+    for (void *block : left) EXPECT_FALSE(IsDraining(block)) << bytes;
+    FreeAll(left);
+  }
+}
+
+TEST_F(Hot, TicksAndTrimsEmptyDrains) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
+  const unsigned c = hz3_size_class_of(256);
+  std::vector<void *> left = Thinned(256, 20);
+  FreeTwoThatDrain(&left);
+  DriveTicks(4);
+  EXPECT_FALSE(hz3_heap_has_drain(OwnHeap(), c));
+  EXPECT_EQ(ClassStats(c).cached_objects, 0u);
+  std::thread([&left] { FreeTwoThatDrain(&left); }).join();
+  EXPECT_EQ(ClassStats(c).cached_objects, 2u) << "parked with their heap";
+  hz3_trim();
+  EXPECT_EQ(ClassStats(c).cached_objects, 0u);
+  FreeAll(left);
 }
 
 // A magazine of the depot's, with these objects.
@@ -709,8 +775,8 @@ void PushToDepot(unsigned c, const std::vector<void *> &objects) {
   ASSERT_TRUE(hz3_depot_push(c, magazine, SIZE_MAX, false));
 }
 
-// Each full bin of a class of which little is left takes something of the depot along, without waiting for a tick.
-TEST_F(Hot, ABinOfAShrinkingClassEmptiesTheDepot) {
+// Each full drain takes a magazine of the depot along, without waiting for a tick.
+TEST_F(Hot, ADrainEmptiesTheDepot) {
   if (HZ3_CHECKED) GTEST_SKIP() << "what is freed there bears a pattern";
   const unsigned c = hz3_size_class_of(1024);
   std::vector<void *> all(20 * hz3_size_classes[c].objects), blocks;
@@ -1515,6 +1581,23 @@ TEST_F(HotDeathTest, TwiceWithOthersBetweenIsFoundAtTheSpan) {
   hz3_free(block);
   hz3_free(other);
   hz3_free(keep);
+}
+
+TEST_F(HotDeathTest, TwiceInADrainIsFound) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
+  std::vector<void *> left = Thinned(100, 20);
+  auto twice = [&left](bool others_between) {
+    void *block = left.back(), *other = hz3_malloc(3000);
+    hz3_free(block);
+    if (others_between) FreeAll({left[left.size() - 2], left[left.size() - 3]});
+    hz3_free(other);
+    hz3_free(block);
+    hz3_free(hz3_malloc(5000));  // the block waits no longer
+    if (others_between) hz3_trim();
+  };
+  for (bool others_between : {false, true})
+    EXPECT_DEATH(twice(others_between), "^hz3: fatal: double free: pointer 0x[0-9a-f]+ in a block of 112 bytes\n$");
+  FreeAll(left);
 }
 
 TEST_F(HotDeathTest, PointerIntoABlockIsFoundAtTheSpan) {

@@ -34,6 +34,7 @@ enum {
   MISSES_TO_GROW = 32,             // slow paths of a class per tick that call for bigger magazines
   EMPTIES_KEPT = 8,                // empty magazines a heap keeps; half of them go back in one operation
   FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking
+  SHRINKING_PART = 32,             // of one that does, a bin may hold no more than 1 in so many objects that are out
   FEWEST_IN_DEPOT = 2,             // magazines of a class that the depot may keep while no memory is being given back
   OBJECTS_PER_TICK = 64 * 1024,    // that a tick takes out of the depot, and
   HEAPS_PER_TICK = 16,             // parked heaps that it drains, and
@@ -53,8 +54,6 @@ static size_t class_bytes(unsigned c) { return hz3_size_classes[c].bytes; }
 
 // ---- boxes by class ----
 
-static unsigned class_of_tag(intptr_t tag) { return (unsigned)((size_t)(tag > 0 ? tag : -tag) / sizeof(struct hz3_bin)); }
-
 // It may lie outside the tag table's window.
 static unsigned class_of_untagged(const void *pointer) {
   struct hz3_span *span = hz3_pages_span_of(pointer);
@@ -64,7 +63,7 @@ static unsigned class_of_untagged(const void *pointer) {
 // 0 for what is no small or medium block.
 static unsigned class_of(const void *pointer) {
   intptr_t tag = hz3_tag_of(pointer);
-  return tag != 0 ? class_of_tag(tag) : class_of_untagged(pointer);
+  return tag != 0 ? hz3_tag_class(tag) : class_of_untagged(pointer);
 }
 
 static size_t fetch(const struct hz3_heap *heap, unsigned c, void **out, size_t count, bool *is_clean) {
@@ -157,11 +156,10 @@ static void load(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazin
 }
 
 // The bin's magazine with all its objects; the bin has none then. NULL if it had none.
-static struct hz3_magazine *unload(struct hz3_heap *heap, unsigned c) {
-  struct hz3_bin *bin = &heap->bins[c];
+static struct hz3_magazine *unload(struct hz3_bin *bin) {
   if (bin->lo == NULL) return NULL;
   struct hz3_magazine *magazine = hz3_magazine_of_slots(bin->lo);
-  magazine->count = (uint16_t)(bin->top - bin->lo);
+  magazine->count = (uint16_t)hz3_bin_objects(bin);
   *bin = (struct hz3_bin){0};
   return magazine;
 }
@@ -179,7 +177,7 @@ static bool spill_to_spare(struct hz3_heap *heap, unsigned c, struct hz3_magazin
   size_t objects = (size_t)(bin->top - bin->lo), half = objects / 2;
   if (spare->count == 0 && fits_spare(heap, c, spare, objects)) {
     set_spare(heap, c, NULL);
-    set_spare(heap, c, unload(heap, c));
+    set_spare(heap, c, unload(&heap->bins[c]));
     load(heap, c, spare);
     return true;
   }
@@ -223,12 +221,17 @@ static bool may_grow(const struct hz3_heap *heap, unsigned c) {
          __atomic_load_n(&grown_process_bytes, __ATOMIC_RELAXED) + more <= GROWN_PROCESS_BYTES);
 }
 
+static uint64_t bit_of(unsigned c) { return (uint64_t)1 << (c % 64); }
+
+// The last slow path of the class was a free, too.
+static bool frees_on(const struct hz3_heap *heap, unsigned c) { return (heap->freed_bits[c / 64] & bit_of(c)) != 0; }
+
 // A bin that overflows or runs dry often may hold more, as long as the budgets last. Of big objects only if it does both in
 // turn: a program that only allocates, or only frees, gains nothing by a bin that holds megabytes.
 static void note_slow(struct hz3_heap *heap, unsigned c, bool is_free) {
-  uint64_t bit = (uint64_t)1 << (c % 64), *freed = &heap->freed_bits[c / 64];
+  uint64_t bit = bit_of(c), *freed = &heap->freed_bits[c / 64];
   heap->used_bits[c / 64] |= bit;
-  bool has_turned = ((*freed & bit) != 0) != is_free;
+  bool has_turned = frees_on(heap, c) != is_free;
   *freed = is_free ? *freed | bit : *freed & ~bit;
   if (!is_free) heap->refilled_bits[c / 64] |= bit;
   if (heap->misses[c] < MISSES_TO_GROW && (has_turned || !is_big(c))) heap->misses[c]++;
@@ -242,20 +245,12 @@ static void release_magazine(struct hz3_heap *heap, unsigned c, struct hz3_magaz
   put_empty(heap, magazine);
 }
 
-// A class of which less than half is out of its spans is shrinking. What caches hold then pins spans, at worst one each:
-// a bin may keep a part of its capacity in proportion to what is out, and nothing beside it (docs/decisions/0006). 0: not shrinking.
+// A class of which less than half is out of its spans is shrinking. What caches hold then pins spans, at worst one each: while a
+// thread only frees of it, its bin and drain may hold a small part of what is out (docs/decisions/0006). 0: not shrinking.
 static size_t shrinking_capacity(unsigned c, size_t capacity) {
-  size_t spans = hz3_class_spans(c), room = spans * hz3_size_classes[c].objects, out = hz3_class_objects_out(c);
-  if (spans <= FEW_SPANS || out * 2 >= room) return 0;
-  return hz3_max(capacity * 2 * out / room, 1);
-}
-
-// Of a shrinking class a bin that is filled again stays small, too: who allocates and frees in turn would else be given the same
-// objects again and again, and with them keep the spans of those that are gone.
-static void limit_bin(struct hz3_heap *heap, unsigned c, size_t capacity) {
-  struct hz3_bin *bin = &heap->bins[c];
-  void **hi = bin->lo + capacity;
-  bin->hi = hi > bin->top ? hi : bin->top;
+  size_t spans = hz3_class_spans(c), out = hz3_class_objects_out(c);
+  if (spans <= FEW_SPANS || out * 2 >= spans * hz3_size_classes[c].objects) return 0;
+  return hz3_max(hz3_min(capacity, out / SHRINKING_PART), 1);
 }
 
 // Magazines of the class that the depot may keep: a quarter of the objects that are out of their spans. In proportion to
@@ -292,8 +287,7 @@ static void *take_last(struct hz3_heap *heap, unsigned *c) {
   return object;
 }
 
-static void check_is_not_newest(const struct hz3_heap *heap, unsigned c, const void *object) {
-  const struct hz3_bin *bin = &heap->bins[c];
+static void check_is_not_newest(const struct hz3_bin *bin, unsigned c, const void *object) {
   if (bin->lo != NULL && hz3_bin_is_newest(bin, object)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, object, class_bytes(c));
 }
 
@@ -301,12 +295,20 @@ static void release_last(struct hz3_heap *heap) {
   unsigned c;
   void *object = take_last(heap, &c);
   if (object == NULL) return;
-  check_is_not_newest(heap, c, object);  // the span could not know
+  check_is_not_newest(&heap->bins[c], c, object);  // the span could not know
+  if (hz3_heap_has_drain(heap, c)) check_is_not_newest(&heap->drains[c], c, object);
   release(c, &object, 1);
 }
 
+static void flush_drain(struct hz3_heap *heap, unsigned c) {
+  if (!hz3_heap_has_drain(heap, c)) return;
+  heap->drain_bits[c / 64] &= ~bit_of(c);
+  release_magazine(heap, c, unload(&heap->drains[c]));
+}
+
 static void flush_class(struct hz3_heap *heap, unsigned c) {
-  struct hz3_magazine *both[2] = {unload(heap, c), spare_of(heap, c)};
+  flush_drain(heap, c);
+  struct hz3_magazine *both[2] = {unload(&heap->bins[c]), spare_of(heap, c)};
   set_spare(heap, c, NULL);
   for (int i = 0; i < 2; i++) {
     if (both[i] != NULL) release_magazine(heap, c, both[i]);
@@ -372,7 +374,7 @@ static void tick_own(struct hz3_heap *heap, uint64_t now) {
   release_last(heap);  // it may be all that is left of its class
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
     bool idle = (heap->used_bits[c / 64] >> (c % 64) & 1) == 0;
-    if (heap->bins[c].lo != NULL && (idle || everything)) flush_class(heap, c);
+    if ((heap->bins[c].lo != NULL || hz3_heap_has_drain(heap, c)) && (idle || everything)) flush_class(heap, c);
     if (heap->misses[c] < 2 && heap->level[c] > 0) lower_level(heap, c);
     heap->misses[c] = 0;
   }
@@ -457,13 +459,13 @@ static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   }
   struct hz3_magazine *full = hz3_depot_pop(c);
   if (full != NULL) {
-    struct hz3_magazine *empty = unload(heap, c);
+    struct hz3_magazine *empty = unload(&heap->bins[c]);
     if (empty != NULL && spare == NULL && empty->level == magazine_level(heap, c)) set_spare(heap, c, empty);
     else if (empty != NULL) put_empty(heap, empty);
     load(heap, c, full);
     return true;
   }
-  struct hz3_magazine *magazine = unload(heap, c);
+  struct hz3_magazine *magazine = unload(&heap->bins[c]);
   if (magazine == NULL || magazine->level < magazine_level(heap, c)) {
     struct hz3_magazine *bigger = take_empty(heap, magazine_level(heap, c));
     if (magazine != NULL && bigger != NULL) put_empty(heap, magazine);
@@ -473,8 +475,6 @@ static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   size_t got = fetch(heap, c, magazine->slots, refill_count(heap, c, magazine), is_clean);
   magazine->count = (uint16_t)got;
   load(heap, c, magazine);
-  size_t capacity = shrinking_capacity(c, capacity_of(heap, c, magazine));
-  if (capacity != 0) limit_bin(heap, c, capacity);
   return got > 0;
 }
 
@@ -563,11 +563,11 @@ void *hz3_aligned_alloc(size_t align, size_t bytes) {
 
 // For a full bin of a shrinking class: everything the heap has of it, and a magazine of the depot, goes back.
 static void shrink_bin(struct hz3_heap *heap, unsigned c, size_t capacity) {
-  struct hz3_magazine *magazine = unload(heap, c), *spare = spare_of(heap, c), *shared = hz3_depot_drain_own(c);
+  struct hz3_magazine *magazine = unload(&heap->bins[c]), *spare = spare_of(heap, c), *shared = hz3_depot_drain_own(c);
   release(c, magazine->slots, magazine->count);
   magazine->count = 0;
   load(heap, c, magazine);
-  limit_bin(heap, c, capacity);
+  heap->bins[c].hi = magazine->slots + capacity;
   heap->refill[c] = 0;  // few at a time again, or the next refill fills what has just been emptied, for nothing
   set_spare(heap, c, NULL);
   if (spare != NULL) release_magazine(heap, c, spare);
@@ -578,7 +578,7 @@ static void shrink_bin(struct hz3_heap *heap, unsigned c, size_t capacity) {
 static bool enlarge(struct hz3_heap *heap, unsigned c) {
   struct hz3_magazine *bigger = take_empty(heap, magazine_level(heap, c));
   if (bigger == NULL) return false;
-  struct hz3_magazine *magazine = unload(heap, c);
+  struct hz3_magazine *magazine = unload(&heap->bins[c]);
   memcpy(bigger->slots, magazine->slots, magazine->count * sizeof(void *));
   bigger->count = magazine->count;
   put_empty(heap, magazine);
@@ -588,11 +588,12 @@ static bool enlarge(struct hz3_heap *heap, unsigned c) {
 
 // Makes room in a full or missing bin. False if the class has none, or when there is no memory for a magazine.
 static bool make_room(struct hz3_heap *heap, unsigned c) {
+  bool goes_on = frees_on(heap, c);
   note_slow(heap, c, true);
   struct hz3_bin *bin = &heap->bins[c];
   if (bin->lo != NULL) {
     struct hz3_magazine *magazine = hz3_magazine_of_slots(bin->lo);
-    size_t capacity = shrinking_capacity(c, capacity_of(heap, c, magazine));
+    size_t capacity = goes_on ? shrinking_capacity(c, capacity_of(heap, c, magazine)) : 0;
     if (capacity != 0) {
       shrink_bin(heap, c, capacity);
       return true;
@@ -604,7 +605,7 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
   }
   struct hz3_magazine *spare = spare_of(heap, c);
   if (spare != NULL && spill_to_spare(heap, c, spare)) return true;
-  struct hz3_magazine *full = unload(heap, c), *empty = take_empty(heap, magazine_level(heap, c));
+  struct hz3_magazine *full = unload(&heap->bins[c]), *empty = take_empty(heap, magazine_level(heap, c));
   if (full == NULL) {
     if (empty != NULL) load(heap, c, empty);
     return empty != NULL;
@@ -627,10 +628,29 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
   return true;
 }
 
+// Makes room in a full or missing drain, and if the class is shrinking and this thread only frees of it, in the bin; a magazine of the
+// depot, which is older, goes along. No sign of use: a bin that is not allocated from is idle. False when there is no memory for a magazine.
+static bool empty_drain(struct hz3_heap *heap, unsigned c) {
+  size_t most = hz3_max(capacity_at(heap, c, 0), 1), capacity = shrinking_capacity(c, most);
+  if (capacity != 0 && frees_on(heap, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) flush_class(heap, c);
+  heap->freed_bits[c / 64] |= bit_of(c);
+  struct hz3_bin *drain = &heap->drains[c];
+  struct hz3_magazine *magazine = unload(drain), *shared = hz3_depot_drain_own(c);
+  if (shared != NULL) release_magazine(heap, c, shared);
+  if (magazine != NULL) release(c, magazine->slots, magazine->count);
+  else magazine = take_empty(heap, 0);
+  if (magazine == NULL) return false;
+  heap->drain_bits[c / 64] |= bit_of(c);
+  drain->lo = drain->top = magazine->slots;
+  drain->hi = magazine->slots + (capacity == 0 ? most : capacity);
+  return true;
+}
+
 static void free_to_class(struct hz3_heap *heap, unsigned c, void *pointer) {
-  struct hz3_bin *bin = &heap->bins[c];
-  check_is_not_newest(heap, c, pointer);
-  if (bin->top != bin->hi || make_room(heap, c)) hz3_bin_push(bin, pointer);
+  bool drains = hz3_tag_of(pointer) >= HZ3_TAG_DRAIN;
+  struct hz3_bin *bin = drains ? &heap->drains[c] : &heap->bins[c];
+  check_is_not_newest(bin, c, pointer);
+  if (bin->top != bin->hi || (drains ? empty_drain(heap, c) : make_room(heap, c))) hz3_bin_push(bin, pointer);
   else release(c, &pointer, 1);
 }
 
@@ -639,7 +659,8 @@ static void free_in_turn(struct hz3_heap *heap, unsigned c, void *pointer) {
   unsigned c_before;
   void *before = take_last(heap, &c_before);
   if (before != NULL) free_to_class(heap, c_before, before);
-  if (heap->state == HZ3_HEAP_OWNED) heap->last = (struct hz3_last_freed){pointer, c * sizeof(struct hz3_bin)};
+  intptr_t tag = hz3_tag_of(pointer);
+  if (heap->state == HZ3_HEAP_OWNED) heap->last = (struct hz3_last_freed){pointer, tag != 0 ? (size_t)tag : c * sizeof(struct hz3_bin)};
   else free_to_class(heap, c, pointer);
 }
 
@@ -683,7 +704,7 @@ void hz3_free_untagged(void *pointer) {
 
 void hz3_free_slow(void *pointer) {
   intptr_t tag = hz3_tag_of(pointer);
-  if (tag != 0) free_class(class_of_tag(tag), pointer);
+  if (tag != 0) free_class(hz3_tag_class(tag), pointer);
   else hz3_free_untagged(pointer);
 }
 
@@ -754,7 +775,7 @@ static HZ3_NOINLINE void *realloc_untagged(void *pointer, size_t bytes) {
 void *hz3_realloc(void *pointer, size_t bytes) {
   intptr_t tag = hz3_tag_of(pointer);
   if (HZ3_UNLIKELY(tag == 0)) return realloc_untagged(pointer, bytes);
-  return realloc_in_class(pointer, class_of_tag(tag), bytes);
+  return realloc_in_class(pointer, hz3_tag_class(tag), bytes);
 }
 
 // Not where memory was refused: what the kernel refuses then is mappings, of which these pages stay part, and while a span is

@@ -12,12 +12,15 @@
 #include "hz3/large/large.h"
 #include "hz3/pages/pages.h"
 
+static size_t objects_in(const struct hz3_bin *bin) {
+  size_t objects = hz3_bin_objects(bin);
+  return objects > hz3_magazine_capacity(HZ3_MAGAZINE_LEVELS - 1) ? 0 : objects;  // caught between two magazines
+}
+
 size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class) {
-  const struct hz3_bin *bin = &heap->bins[size_class];
-  void **lo = bin->lo, **top = bin->top;
-  size_t objects = lo == NULL ? 0 : (size_t)(top - lo);
-  if (objects > hz3_magazine_capacity(HZ3_MAGAZINE_LEVELS - 1)) objects = 0;  // caught between two magazines
-  if (heap->last.object != NULL && heap->last.tag == size_class * sizeof(struct hz3_bin)) objects++;
+  size_t objects = objects_in(&heap->bins[size_class]);
+  if (hz3_heap_has_drain(heap, size_class)) objects += objects_in(&heap->drains[size_class]);
+  if (heap->last.object != NULL && hz3_tag_class((intptr_t)heap->last.tag) == size_class) objects++;
   uint32_t spare = heap->spare[size_class];
   return objects + (spare == 0 ? 0 : hz3_magazine_at(spare)->count);
 }

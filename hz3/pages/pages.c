@@ -134,7 +134,7 @@ static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, boo
   span->is_clean = dirty == 0;
   span->is_closed = closed != 0;
   int tag = (int)size_class * HZ3_TAG_STEP;
-  hz3_tag_map_set_locked(span->base, count, size_class <= HZ3_TABLE_CLASS_LAST ? tag : -tag);
+  hz3_tag_map_set(span->base, count, size_class <= HZ3_TABLE_CLASS_LAST ? tag : -tag);
   return span;
 }
 
@@ -143,7 +143,7 @@ static void put_span_back_locked(struct hz3_span *span) {
   struct hz3_chunk *chunk = chunk_of(span);
   uint64_t mask = hz3_slice_mask(span->first_slice, span->slices);
   HZ3_CHECK((chunk->free & mask) == 0);
-  hz3_tag_map_set_locked(span->base, span->slices, 0);  // a stale pointer is foreign from here on
+  hz3_tag_map_set(span->base, span->slices, 0);  // a stale pointer is foreign from here on
   chunk->free |= mask;
   for (unsigned home = 0; home < HZ3_SPAN_HOMES; home++) chunk->used_by[home] &= ~mask;
   chunk->used_by[span->home] |= mask;
@@ -295,7 +295,7 @@ static struct hz3_span *alloc_span(unsigned size_class, unsigned home, bool only
   span->free_words = NULL;
   span->free_word = 0;
   span->free_count = span->carved = span->settle_at = span->marked_ms = 0;
-  span->was_purged = false;
+  span->was_purged = span->is_draining = false;
   span->list = HZ3_SPAN_NO_LIST;
   span->is_purged = false;
   span->size_class = (uint16_t)size_class;

@@ -30,6 +30,7 @@ struct hz3_span {
   uint8_t list;   // index of the list it is on, HZ3_SPAN_NO_LIST if on none
   bool is_clean : 1;   // memory from `carved` on is known to be zero
   bool is_closed : 1;  // while it is being allocated: some of it has no access yet
+  bool is_draining : 1;  // what comes back does so through the drains of threads (span_store.c)
   bool was_purged : 1;  // the pages between its objects were, as those of a sparse or hollow span, and are not in use again
   bool is_purged;  // every whole page between its objects was given back, and none of them came back since
   uint8_t home;    // of those who fetch from it; also in the page map, for those who ask without its lock

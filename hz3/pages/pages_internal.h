@@ -97,7 +97,7 @@ void hz3_page_map_clear_span(struct hz3_span *span);
 
 // tag_map.c
 void hz3_tag_map_cover(const char *start, size_t bytes);  // widens the window if possible; lock: growth, takes that of the box itself
-void hz3_tag_map_set_locked(const char *start, size_t slices, int tag);
+void hz3_tag_map_set(const char *start, size_t slices, int tag);  // locks: see tag_map.h
 
 // pages.c
 void hz3_chunk_relist_locked(struct hz3_chunk *chunk);

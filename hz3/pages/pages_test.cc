@@ -1429,7 +1429,7 @@ TEST(PagesDeathTest, MapsSayWhenTheyHaveNoMemory) { EXPECT_EXIT(ReserveWithoutMe
   bool works = below > before->slices * HZ3_SLICE_BYTES / 2;  // the kernel maps downwards
   works = works && hz3_tag_map != before && hz3_tag_of(base) == kTagPerClass && hz3_tag_of(far) == 0;
   hz3_lock_acquire(&hz3_pages.lock);
-  hz3_tag_map_set_locked(far, 2, 64);
+  hz3_tag_map_set(far, 2, 64);
   hz3_lock_release(&hz3_pages.lock);
   works = works && hz3_tag_of(far) == 64 && hz3_tag_of(far + HZ3_SLICE_BYTES) == 64 && hz3_tag_of(far + 2 * HZ3_SLICE_BYTES) == 0;
   // Too far for any window: nothing changes, lookups there go through the page map.

@@ -7,6 +7,7 @@
 #include "hz3/config.h"
 #include "hz3/pages/page_map.h"
 #include "hz3/pages/pages_internal.h"
+#include "hz3/pages/tag_map.h"
 
 enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that neighbours lie in different cache lines
 // A span with this few objects out is hollow: if its class is shrinking and memory is being given back, the pages between
@@ -19,6 +20,11 @@ enum { HOLLOW_OBJECTS = 4 };
 // whole, a moment later (docs/decisions/0023). For each span that it may purge, a tick looks at so many, LOOKS_PER_PURGE.
 enum { SPARSE_LIST = HZ3_SPAN_LISTS - 2, PURGED_LIST, SPARSE_MS = 1000, LOOKS_PER_PURGE = 4 };
 enum { HELD_UP_MS = 60 * 1000 };  // a tick that has read the clock may take so long to come here
+// A store drains while an eighth of the room in its spans is free, or more: what is freed then is not to be given out again before
+// the spans had it, so that new blocks come from the fullest ones and the others empty. If while so many objects are exchanged no
+// span has become free, this was in vain, and for as many threads keep what they free (docs/decisions/0034). Not for objects of which
+// two do not fit a slice: the bins of these grow by what they spare, and may hold none.
+enum { DRAIN_SHARE = 8, DRAIN_FEW_SPANS = 4, DRAIN_EXCHANGE = 512, DRAIN_MOST_BYTES = HZ3_SLICE_BYTES / 2 };
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
 #define FITS_MOST_WORDS(class, below, bytes, slices, objects) \
   _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits");
@@ -148,7 +154,27 @@ static void carve(struct hz3_span *span, void **out, size_t count) {
   }
 }
 
-static size_t take_from(struct hz3_span *span, void **out, size_t count, bool *is_clean) {
+// The span is in the store, so that it is not being freed.
+static void set_draining_locked(struct hz3_span *span, bool value) {
+  if (span->is_draining == value) return;
+  span->is_draining = value;
+  hz3_tag_map_set(span->base, span->slices, span->size_class * HZ3_TAG_STEP + (value ? HZ3_TAG_DRAIN : 0));
+}
+
+static bool is_draining(const struct hz3_span_store *store, const struct hz3_size_class *class) {
+  if (HZ3_CHECKED || class->bytes > DRAIN_MOST_BYTES || store->drains_in_vain || store->spans <= DRAIN_FEW_SPANS) return false;
+  return store->live_objects * DRAIN_SHARE <= store->spans * class->objects * (DRAIN_SHARE - 1);
+}
+
+static void note_exchange_locked(struct hz3_span_store *store, const struct hz3_size_class *class) {
+  if (store->exchanged < DRAIN_EXCHANGE) return;
+  store->drains_in_vain = is_draining(store, class) && store->spans >= store->spans_then;
+  store->exchanged = 0;
+  store->spans_then = store->spans;
+}
+
+static size_t take_from_locked(struct hz3_span_store *store, struct hz3_span *span, void **out, size_t count, bool *is_clean) {
+  if (span->is_draining && !is_draining(store, &hz3_size_classes[span->size_class])) set_draining_locked(span, false);
   if (HZ3_UNLIKELY(span->was_purged)) hz3_pages_note_hollow_use(span->marked_ms);
   span->was_purged = false;
   span->marked_ms = 0;
@@ -162,10 +188,11 @@ static size_t take_from(struct hz3_span *span, void **out, size_t count, bool *i
 static size_t fetch_locked(struct hz3_span_store *store, void **out, size_t count, bool *is_clean) {
   size_t got = 0;
   for (struct hz3_span *span = fullest_locked(store); got < count && span != NULL; span = fullest_locked(store)) {
-    got += take_from(span, out + got, count - got, is_clean);
+    got += take_from_locked(store, span, out + got, count - got, is_clean);
     relist_locked(store, span);
   }
   hz3_add_to_figure(&store->live_objects, got);
+  store->exchanged += got;
   return got;
 }
 
@@ -181,7 +208,7 @@ size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *
   hz3_add_to_figure(&store->spans, 1);
   // From this one first, even if others have got room meanwhile: a span of which nothing is out would never come back as a whole.
   span->list = HZ3_SPAN_NO_LIST;
-  size_t got = take_from(span, out, count, is_clean);
+  size_t got = take_from_locked(store, span, out, count, is_clean);
   relist_locked(store, span);
   hz3_add_to_figure(&store->live_objects, live + got);
   got += fetch_locked(store, out + got, count - got, is_clean);
@@ -218,6 +245,7 @@ static bool is_shrinking(const struct hz3_span_store *store, size_t objects) {
 static void place_locked(struct hz3_span_store *store, struct hz3_span *span, struct off_list *off) {
   if (span->list == HZ3_SPAN_OFF_LISTS) return;
   if (span->free_count < span->carved) {
+    if (is_draining(store, &hz3_size_classes[span->size_class])) set_draining_locked(span, true);
     relist_locked(store, span);
     return;
   }
@@ -498,9 +526,12 @@ void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, 
     struct hz3_span_store *store = &stores[home];
     hz3_lock_acquire(&store->lock);
     void **others = release_locked(store, home, size_class, objects, objects + count, &off);
-    hz3_take_from_figure(&store->live_objects, count - (size_t)(others - objects));
+    size_t released = count - (size_t)(others - objects);
+    hz3_take_from_figure(&store->live_objects, released);
+    store->exchanged += released;
+    note_exchange_locked(store, &hz3_size_classes[size_class]);
     hz3_lock_release(&store->lock);
-    count = (size_t)(others - objects);
+    count -= released;
   }
   purge_hollow(stores, &off);
   free_all(off.retired, free_span);

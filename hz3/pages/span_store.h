@@ -23,6 +23,8 @@ struct hz3_span_store {
   struct hz3_span *lists[HZ3_SPAN_LISTS];  // less than 1/4 free, less than 1/2, less than 3/4, the rest, those of the rest that were purged
   size_t live_objects;                     // handed out and not come back
   size_t spans;
+  size_t exchanged, spans_then;            // objects fetched and come back since a moment, and the spans then
+  bool drains_in_vain;                     // threads are to keep what they free even where spans are empty enough to drain
 } __attribute__((aligned(HZ3_CACHE_LINE)));
 #define HZ3_SPAN_STORE_INIT {.lock = HZ3_LOCK_INIT(HZ3_RANK_CLASS)}
 

@@ -46,7 +46,8 @@ static void copy_tags_locked(struct hz3_tag_map *to, const struct hz3_tag_map *f
     const int16_t *tags = &from->tags[(at - from->base) / HZ3_SLICE_BYTES];
     int16_t *copy = &to->tags[(at - to->base) / HZ3_SLICE_BYTES];
     for (size_t i = 0; i < (next - at) / HZ3_SLICE_BYTES; i++) {
-      if (tags[i] != 0) copy[i] = tags[i];  // zeroes are there already, and cost no memory
+      int16_t tag = __atomic_load_n(&tags[i], __ATOMIC_RELAXED);  // of a span in use it may change
+      if (tag != 0) copy[i] = tag;  // zeroes are there already, and cost no memory
     }
   }
 }
@@ -67,8 +68,8 @@ void hz3_tag_map_cover(const char *start, size_t bytes) {
   hz3_lock_release(&hz3_pages.lock);
 }
 
-void hz3_tag_map_set_locked(const char *start, size_t slices, int tag) {
-  struct hz3_tag_map *map = (struct hz3_tag_map *)(uintptr_t)hz3_tag_map;
+void hz3_tag_map_set(const char *start, size_t slices, int tag) {
+  struct hz3_tag_map *map = (struct hz3_tag_map *)(uintptr_t)__atomic_load_n(&hz3_tag_map, __ATOMIC_ACQUIRE);
   uintptr_t first = (uintptr_t)start;
   if (!covers(map, first, first + slices * HZ3_SLICE_BYTES)) return;
   int16_t *tags = map->tags + (first - map->base) / HZ3_SLICE_BYTES;

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the flat table of tags, one per 64 KiB slice of a window of the address space. A tag is the byte offset of
-//   the bin that blocks of this slice belong to, negative above 128 KiB; 0 = no bin: unknown pointer, NULL, large block.
+//   the bin that freed blocks of this slice go to, negative above 128 KiB; 0 = no bin: unknown pointer, NULL, large block.
+//   A class has two bins: that which is allocated from, and the drain, from which all goes on to the spans.
 // Called by: hot (read), pages (write).
 // Owns: hz3_tag_map, replaced by a wider one when chunks land outside; old tables stay, readers may hold them.
-// Locks: writers hold hz3_pages.lock, and whoever replaces the table that of growth as well. Readers take none: a table is
-//   complete before it is published, and whoever frees a block got its pointer after the tag was set.
-// Invariant: a tag is right or 0; for 0, and outside the window, lookups go through the page map.
+// Locks: writers hold hz3_pages.lock, and whoever replaces the table that of growth as well; who only changes which of the two
+//   bins of its class a span in use has, holds that of the span's store: should the table be replaced at the same time, the
+//   change is lost, and nothing else. Readers take none: a table is complete before it is published, and whoever frees a block
+//   got its pointer after the tag was set.
+// Invariant: a tag names one of the two bins of the right class, or is 0; for 0, and outside the window, lookups go through the
+//   page map.
 #ifndef HZ3_PAGES_TAG_MAP_H_
 #define HZ3_PAGES_TAG_MAP_H_
 
@@ -19,7 +23,12 @@ struct hz3_tag_map {
   int16_t tags[];
 };
 
-enum { HZ3_TAG_STEP = 32 };  // the tag of a class is so many times its number, a bin's bytes
+enum {
+  HZ3_TAG_STEP = 32,     // the tag of a class is so many times its number, a bin's bytes; and for its drain
+  HZ3_TAG_DRAIN = 4096,  // so much more, a page
+};
+
+HZ3_INLINE unsigned hz3_tag_class(intptr_t tag) { return (unsigned)((size_t)(tag > 0 ? tag : -tag) % HZ3_TAG_DRAIN / HZ3_TAG_STEP); }
 
 extern const struct hz3_tag_map *hz3_tag_map;  // never NULL; empty until the first chunk
 
