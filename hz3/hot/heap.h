@@ -38,7 +38,7 @@ struct hz3_heap {
   uint64_t last_tick_ms, used_bits[2];  // classes that took a slow path since the last tick
   uint64_t freed_bits[2];               // classes of which the last slow path was a free
   uint64_t refilled_bits[2];            // classes of which a bin ran dry since the last tick
-  uint64_t drain_bits[2];               // classes of which the drain has a magazine
+  uint64_t drain_bits[2];               // classes of which the drain has a magazine; whoever has none need not touch that page
   struct hz3_heap *next_heap;           // registry, never changes
   struct hz3_heap *next_parked, *prev_parked;  // lock HEAPS
   size_t parked_bytes;                  // object bytes when it was parked, lock HEAPS
@@ -71,7 +71,12 @@ bool hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes);
 struct hz3_heap *hz3_heap_first(void);  // of all heaps, by next_heap; for statistics
 size_t hz3_heap_count(void);            // the most threads that have allocated at once so far; lock-free
 
-HZ3_INLINE bool hz3_heap_has_drain(const struct hz3_heap *heap, unsigned size_class) { return heap->drain_bits[size_class / 64] >> (size_class % 64) & 1; }
+// Of the sets of classes above.
+HZ3_INLINE bool hz3_has_class(const uint64_t *bits, unsigned size_class) { return bits[size_class / 64] >> (size_class % 64) & 1; }
+HZ3_INLINE void hz3_add_class(uint64_t *bits, unsigned size_class) { bits[size_class / 64] |= (uint64_t)1 << (size_class % 64); }
+HZ3_INLINE void hz3_remove_class(uint64_t *bits, unsigned size_class) { bits[size_class / 64] &= ~((uint64_t)1 << (size_class % 64)); }
+
+HZ3_INLINE bool hz3_heap_has_drain(const struct hz3_heap *heap, unsigned size_class) { return hz3_has_class(heap->drain_bits, size_class); }
 HZ3_INLINE size_t hz3_bin_objects(const struct hz3_bin *bin) { return (size_t)(bin->top - bin->lo); }
 
 // slow.c: gives everything the heap holds back to the spans. The heap is the caller's.

@@ -221,19 +221,17 @@ static bool may_grow(const struct hz3_heap *heap, unsigned c) {
          __atomic_load_n(&grown_process_bytes, __ATOMIC_RELAXED) + more <= GROWN_PROCESS_BYTES);
 }
 
-static uint64_t bit_of(unsigned c) { return (uint64_t)1 << (c % 64); }
-
-// The last slow path of the class was a free, too.
-static bool frees_on(const struct hz3_heap *heap, unsigned c) { return (heap->freed_bits[c / 64] & bit_of(c)) != 0; }
-
 // A bin that overflows or runs dry often may hold more, as long as the budgets last. Of big objects only if it does both in
 // turn: a program that only allocates, or only frees, gains nothing by a bin that holds megabytes.
 static void note_slow(struct hz3_heap *heap, unsigned c, bool is_free) {
-  uint64_t bit = bit_of(c), *freed = &heap->freed_bits[c / 64];
-  heap->used_bits[c / 64] |= bit;
-  bool has_turned = frees_on(heap, c) != is_free;
-  *freed = is_free ? *freed | bit : *freed & ~bit;
-  if (!is_free) heap->refilled_bits[c / 64] |= bit;
+  hz3_add_class(heap->used_bits, c);
+  bool has_turned = hz3_has_class(heap->freed_bits, c) != is_free;
+  if (is_free) {
+    hz3_add_class(heap->freed_bits, c);
+  } else {
+    hz3_remove_class(heap->freed_bits, c);
+    hz3_add_class(heap->refilled_bits, c);
+  }
   if (heap->misses[c] < MISSES_TO_GROW && (has_turned || !is_big(c))) heap->misses[c]++;
   if (heap->misses[c] < MISSES_TO_GROW || !may_grow(heap, c)) return;
   set_level(heap, c, heap->level[c] + 1u);
@@ -268,7 +266,7 @@ static size_t depot_limit(unsigned c, size_t magazine_objects) {
 // more magazine with them, so that the depot shrinks with what lives. What a thread frees that does not allocate of the class
 // may cool in the depot; other threads do better with what their spans hand out in order of addresses.
 static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
-  bool only_frees = (heap->refilled_bits[c / 64] >> (c % 64) & 1) == 0;
+  bool only_frees = !hz3_has_class(heap->refilled_bits, c);
   if (hz3_depot_push(c, magazine, depot_limit(c, magazine->count), only_frees)) return;
   struct hz3_magazine *older = hz3_depot_drain_own(c);
   release_magazine(heap, c, magazine);
@@ -302,7 +300,7 @@ static void release_last(struct hz3_heap *heap) {
 
 static void flush_drain(struct hz3_heap *heap, unsigned c) {
   if (!hz3_heap_has_drain(heap, c)) return;
-  heap->drain_bits[c / 64] &= ~bit_of(c);
+  hz3_remove_class(heap->drain_bits, c);
   release_magazine(heap, c, unload(&heap->drains[c]));
 }
 
@@ -373,7 +371,7 @@ static void tick_own(struct hz3_heap *heap, uint64_t now) {
   heap->trim_epoch = epoch;
   release_last(heap);  // it may be all that is left of its class
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
-    bool idle = (heap->used_bits[c / 64] >> (c % 64) & 1) == 0;
+    bool idle = !hz3_has_class(heap->used_bits, c);
     if ((heap->bins[c].lo != NULL || hz3_heap_has_drain(heap, c)) && (idle || everything)) flush_class(heap, c);
     if (heap->misses[c] < 2 && heap->level[c] > 0) lower_level(heap, c);
     heap->misses[c] = 0;
@@ -588,12 +586,12 @@ static bool enlarge(struct hz3_heap *heap, unsigned c) {
 
 // Makes room in a full or missing bin. False if the class has none, or when there is no memory for a magazine.
 static bool make_room(struct hz3_heap *heap, unsigned c) {
-  bool goes_on = frees_on(heap, c);
+  bool only_frees = hz3_has_class(heap->freed_bits, c);  // since the last slow path before this one
   note_slow(heap, c, true);
   struct hz3_bin *bin = &heap->bins[c];
   if (bin->lo != NULL) {
     struct hz3_magazine *magazine = hz3_magazine_of_slots(bin->lo);
-    size_t capacity = goes_on ? shrinking_capacity(c, capacity_of(heap, c, magazine)) : 0;
+    size_t capacity = only_frees ? shrinking_capacity(c, capacity_of(heap, c, magazine)) : 0;
     if (capacity != 0) {
       shrink_bin(heap, c, capacity);
       return true;
@@ -632,15 +630,15 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
 // depot, which is older, goes along. No sign of use: a bin that is not allocated from is idle. False when there is no memory for a magazine.
 static bool empty_drain(struct hz3_heap *heap, unsigned c) {
   size_t most = hz3_max(capacity_at(heap, c, 0), 1), capacity = shrinking_capacity(c, most);
-  if (capacity != 0 && frees_on(heap, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) flush_class(heap, c);
-  heap->freed_bits[c / 64] |= bit_of(c);
+  if (capacity != 0 && hz3_has_class(heap->freed_bits, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) flush_class(heap, c);
+  hz3_add_class(heap->freed_bits, c);
   struct hz3_bin *drain = &heap->drains[c];
   struct hz3_magazine *magazine = unload(drain), *shared = hz3_depot_drain_own(c);
   if (shared != NULL) release_magazine(heap, c, shared);
   if (magazine != NULL) release(c, magazine->slots, magazine->count);
   else magazine = take_empty(heap, 0);
   if (magazine == NULL) return false;
-  heap->drain_bits[c / 64] |= bit_of(c);
+  hz3_add_class(heap->drain_bits, c);
   drain->lo = drain->top = magazine->slots;
   drain->hi = magazine->slots + (capacity == 0 ? most : capacity);
   return true;
