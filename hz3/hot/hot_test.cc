@@ -662,6 +662,10 @@ TEST_F(Hot, BusyClassesGetBiggerMagazinesWithinABudget) {
 
 // ---- drains ----
 
+void FreeAll(const std::vector<void *> &blocks) {
+  for (void *block : blocks) hz3_free(block);
+}
+
 // What is left of so many spans' blocks when every third stays, those of spans that drain last; nothing is cached. A class that empties no
 // span drains half of the time only, by a count that goes on from test to test: until it does, some of its blocks come and go.
 std::vector<void *> Thinned(size_t bytes, size_t spans) {
@@ -673,18 +677,14 @@ std::vector<void *> Thinned(size_t bytes, size_t spans) {
     else hz3_free(all[i]);
   }
   hz3_trim();
-  for (int i = 0; i < 40 && std::count_if(left.begin(), left.end(), IsDraining) < 2; i++) {
+  for (int round = 0; round < 40 && std::count_if(left.begin(), left.end(), IsDraining) < 2; round++) {  // 3,200 exchanged: a few windows
     for (void *&block : passing) block = hz3_malloc(bytes);
-    for (void *block : passing) hz3_free(block);
+    FreeAll(passing);
     hz3_trim();
   }
   OwnHeap()->slow_calls = 0;  // no tick
   std::partition(left.begin(), left.end(), [](void *block) { return !IsDraining(block); });
   return left;
-}
-
-void FreeAll(const std::vector<void *> &blocks) {
-  for (void *block : blocks) hz3_free(block);
 }
 
 // Then one is in the drain, the other waits.
