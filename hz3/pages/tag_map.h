@@ -40,7 +40,8 @@ HZ3_INLINE intptr_t hz3_tag_of(const void *pointer) {
   if (HZ3_UNLIKELY(slice >= map->slices)) return 0;
   // Relaxed: the span may come to the other bin of its class meanwhile, which is as right. In this form, and with the value hidden
   // from it, GCC needs no instruction more than for a plain read.
-  intptr_t tag = __atomic_load_n((const int16_t *)((const char *)map->tags + sizeof(int16_t) * slice), __ATOMIC_RELAXED);
+  const void *at = __builtin_assume_aligned((const char *)map->tags + sizeof(int16_t) * slice, sizeof(int16_t));
+  intptr_t tag = __atomic_load_n((const int16_t *)at, __ATOMIC_RELAXED);
   __asm__("" : "+r"(tag));
   return tag;
 }
