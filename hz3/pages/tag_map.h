@@ -39,7 +39,7 @@ HZ3_INLINE intptr_t hz3_tag_of(const void *pointer) {
   uintptr_t slice = ((uintptr_t)pointer - map->base) >> 16;
   if (HZ3_UNLIKELY(slice >= map->slices)) return 0;
   // Relaxed: the span may come to the other bin of its class meanwhile, which is as right. In this form, and with the value hidden
-  // from it, GCC needs no instruction more than for a plain read.
+  // from it, GCC needs no instruction more than for a plain read; clang has to be told the alignment, for it warns of atomics without.
   const void *at = __builtin_assume_aligned((const char *)map->tags + sizeof(int16_t) * slice, sizeof(int16_t));
   intptr_t tag = __atomic_load_n((const int16_t *)at, __ATOMIC_RELAXED);
   __asm__("" : "+r"(tag));
