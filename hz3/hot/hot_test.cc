@@ -150,6 +150,11 @@ void WaitForATick() {
   for (uint64_t start = hz3_os_now_ms(); hz3_os_now_ms() - start < HZ3_TICK_MS;) usleep(1000);
 }
 
+// Zeroed, and of some size: that takes a slow path, whatever is cached.
+void TakeSlowPaths(int count) {
+  for (; count > 0; count--) hz3_free(hz3_calloc(40000));
+}
+
 size_t KeptLarge() {
   size_t blocks = 0;
   for (hz3_heap *heap = hz3_heap_first(); heap != nullptr; heap = heap->next_heap) hz3_large_cache_held(&heap->large, &blocks);
@@ -777,6 +782,38 @@ TEST_F(Hot, FramesInAShrinkingClassStayCached) {
   }
 }
 
+// Freed in the order in which they came, so that spans go as fast as their blocks do.
+TEST_F(Hot, CachesOfAQuietClassShrinkWithIt) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
+  if (HZ3_MAGAZINE_CAPACITY < 62) GTEST_SKIP() << "bins hold no more than three";
+  enum { kBusy, kQuiet, kAskedForAgain, kCases };
+  const size_t kBytes = 1024, kLeft = 400;
+  const unsigned c = hz3_size_class_of(kBytes);
+  size_t kept[kCases];
+  for (int when = kBusy; when < kCases; when++) {
+    std::vector<void *> blocks(4 * kLeft);
+    for (void *&block : blocks) block = hz3_malloc(kBytes);
+    if (when != kBusy) {
+      usleep(40000);
+      OwnHeap()->last_tick_ms = hz3_os_now_ms();  // no tick, but a look at the clock
+      TakeSlowPaths(16);
+    }
+    if (when == kAskedForAgain) {
+      hz3_heap_flush(OwnHeap());
+      blocks.push_back(hz3_malloc(kBytes));
+    }
+    for (size_t i = 0; i < blocks.size(); i++) {
+      OwnHeap()->slow_calls = 0;  // neither, nor does the clock go on
+      if (i == blocks.size() - kLeft) kept[when] = ClassStats(c).cached_objects;
+      hz3_free(blocks[i]);
+    }
+    hz3_trim();
+  }
+  EXPECT_LE(kept[kQuiet], kLeft / 16) << "a bin and its spare without the limit";
+  EXPECT_GE(kept[kBusy], size_t{HZ3_MAGAZINE_CAPACITY} / 2);
+  EXPECT_GE(kept[kAskedForAgain], size_t{HZ3_MAGAZINE_CAPACITY} / 2);
+}
+
 TEST_F(Hot, FewSpansAndBigBlocksDoNotDrain) {
   for (size_t bytes : {64, 40000}) {
     std::vector<void *> left = Thinned(bytes, bytes == 64 ? 4 : 40);
@@ -870,11 +907,6 @@ TEST_F(Hot, BinsOfBigBlocksGrowAndGoAgain) {
     hz3_trim();
     EXPECT_EQ(OwnHeap()->grown_bytes, 0u);
   }
-}
-
-// Zeroed, and of some size: that takes a slow path, whatever is cached.
-void TakeSlowPaths(int count) {
-  for (; count > 0; count--) hz3_free(hz3_calloc(40000));
 }
 
 // A tick of this thread, which finds that the class was in use, but seldom.

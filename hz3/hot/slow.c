@@ -33,7 +33,8 @@ enum {
   FIRST_REFILL_MOST_BYTES = 1024,  // Of objects above 128 bytes so many, but at least one object: on a huge page all are resident
   MISSES_TO_GROW = 32,             // slow paths of a class per tick that call for bigger magazines
   EMPTIES_KEPT = 8,                // empty magazines a heap keeps; half of them go back in one operation
-  FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking
+  QUIET_MS = 8,                    // a class of which no bin ran dry for so long is quiet, give or take half of it
+  FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking, nor as quiet
   SHRINKING_PART = 32,             // of one that does, a bin may hold no more than 1 in so many objects that are out
   FEWEST_IN_DEPOT = 2,             // magazines of a class that the depot may keep while no memory is being given back
   OBJECTS_PER_TICK = 64 * 1024,    // that a tick takes out of the depot, and
@@ -45,6 +46,8 @@ enum {
 static uint64_t last_tick_ms;
 static uint32_t trim_epoch;
 static size_t grown_process_bytes;  // sum of all heaps' grown_bytes
+static uint32_t step_ms;            // the time in steps of QUIET_MS / 2, as far as a slow path has looked at the clock
+static uint32_t ran_dry_ms[HZ3_CLASS_COUNT];  // the step in which a bin of the class last ran dry
 
 #define OFFSETS(class, below, bytes, slices, objects) \
   [(below) / 16 + ((below) != 0)...(bytes) / 16] = (class) * sizeof(struct hz3_bin),
@@ -221,6 +224,21 @@ static bool may_grow(const struct hz3_heap *heap, unsigned c) {
          __atomic_load_n(&grown_process_bytes, __ATOMIC_RELAXED) + more <= GROWN_PROCESS_BYTES);
 }
 
+// A thread that was held up may set it back, until the next one looks at the clock.
+static void note_step(uint32_t now_ms) {
+  if (now_ms - __atomic_load_n(&step_ms, __ATOMIC_RELAXED) >= QUIET_MS / 2) __atomic_store_n(&step_ms, now_ms, __ATOMIC_RELAXED);
+}
+
+// Written once a step, for all threads share it.
+static void note_ran_dry(unsigned c) {
+  uint32_t step = __atomic_load_n(&step_ms, __ATOMIC_RELAXED);
+  if (__atomic_load_n(&ran_dry_ms[c], __ATOMIC_RELAXED) != step) __atomic_store_n(&ran_dry_ms[c], step, __ATOMIC_RELAXED);
+}
+
+static bool is_quiet(unsigned c) {
+  return __atomic_load_n(&step_ms, __ATOMIC_RELAXED) - __atomic_load_n(&ran_dry_ms[c], __ATOMIC_RELAXED) >= QUIET_MS;
+}
+
 // A bin that overflows or runs dry often may hold more, as long as the budgets last. Of big objects only if it does both in
 // turn: a program that only allocates, or only frees, gains nothing by a bin that holds megabytes.
 static void note_slow(struct hz3_heap *heap, unsigned c, bool is_free) {
@@ -231,6 +249,7 @@ static void note_slow(struct hz3_heap *heap, unsigned c, bool is_free) {
   } else {
     hz3_remove_class(heap->freed_bits, c);
     hz3_add_class(heap->refilled_bits, c);
+    note_ran_dry(c);
   }
   if (heap->misses[c] < MISSES_TO_GROW && (has_turned || !is_big(c))) heap->misses[c]++;
   if (heap->misses[c] < MISSES_TO_GROW || !may_grow(heap, c)) return;
@@ -243,12 +262,18 @@ static void release_magazine(struct hz3_heap *heap, unsigned c, struct hz3_magaz
   put_empty(heap, magazine);
 }
 
-// A class of which less than half is out of its spans is shrinking. What caches hold then pins spans, at worst one each: while a
-// thread only frees of it, its bin and drain may hold a small part of what is out (docs/decisions/0006). 0: not shrinking.
-static size_t shrinking_capacity(unsigned c, size_t capacity) {
-  size_t spans = hz3_class_spans(c), out = hz3_class_objects_out(c);
-  if (spans <= FEW_SPANS || out * 2 >= spans * hz3_size_classes[c].objects) return 0;
-  return hz3_max(hz3_min(capacity, out / SHRINKING_PART), 1);
+// A class of which less than half is out of its spans is shrinking.
+static bool is_shrinking(unsigned c) {
+  size_t spans = hz3_class_spans(c);
+  return spans > FEW_SPANS && hz3_class_objects_out(c) * 2 < spans * hz3_size_classes[c].objects;
+}
+
+// What caches hold of such a class pins spans, at worst one each, and so does what they hold of a quiet one, even if its spans go as
+// fast as its objects. So while a thread only frees of it, its bin and drain may hold a small part of what is out
+// (docs/decisions/0006). 0: no limit.
+static size_t limited_capacity(unsigned c, size_t capacity) {
+  if (hz3_class_spans(c) <= FEW_SPANS || !(is_quiet(c) || is_shrinking(c))) return 0;
+  return hz3_max(hz3_min(capacity, hz3_class_objects_out(c) / SHRINKING_PART), 1);
 }
 
 // Magazines of the class that the depot may keep: a quarter of the objects that are out of their spans. In proportion to
@@ -360,7 +385,7 @@ static void drain_shared(void) {
 static void purge_sparse_spans(uint32_t now_ms) {
   size_t left = SPANS_PER_TICK;
   for (unsigned c = 1; c < HZ3_CLASS_COUNT && left > 0; c++) {
-    if (shrinking_capacity(c, 1) != 0) left -= hz3_class_purge_sparse(c, now_ms, left);
+    if (is_shrinking(c)) left -= hz3_class_purge_sparse(c, now_ms, left);
   }
 }
 
@@ -384,6 +409,7 @@ static void tick_own(struct hz3_heap *heap, uint64_t now) {
 static void tick(struct hz3_heap *heap) {
   // The clock is read after the time of the last tick, so that their difference is not negative.
   uint64_t last = __atomic_load_n(&last_tick_ms, __ATOMIC_RELAXED), now = hz3_os_now_ms();
+  note_step((uint32_t)now);
   if (now - heap->last_tick_ms >= HZ3_TICK_MS) tick_own(heap, now);
   // One thread does the common part.
   if (now - last < HZ3_TICK_MS || !__atomic_compare_exchange_n(&last_tick_ms, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
@@ -559,7 +585,7 @@ void *hz3_aligned_alloc(size_t align, size_t bytes) {
 
 // ---- free ----
 
-// For a full bin of a shrinking class: everything the heap has of it, and a magazine of the depot, goes back.
+// For a full bin of a shrinking or quiet class: everything the heap has of it, and a magazine of the depot, goes back.
 static void shrink_bin(struct hz3_heap *heap, unsigned c, size_t capacity) {
   struct hz3_magazine *magazine = unload(&heap->bins[c]), *spare = spare_of(heap, c), *shared = hz3_depot_drain_own(c);
   release(c, magazine->slots, magazine->count);
@@ -591,7 +617,7 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
   struct hz3_bin *bin = &heap->bins[c];
   if (bin->lo != NULL) {
     struct hz3_magazine *magazine = hz3_magazine_of_slots(bin->lo);
-    size_t capacity = only_frees ? shrinking_capacity(c, capacity_of(heap, c, magazine)) : 0;
+    size_t capacity = only_frees ? limited_capacity(c, capacity_of(heap, c, magazine)) : 0;
     if (capacity != 0) {
       shrink_bin(heap, c, capacity);
       return true;
@@ -626,10 +652,10 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
   return true;
 }
 
-// Makes room in a full or missing drain, and if the class is shrinking and this thread only frees of it, in the bin; a magazine of the
+// Makes room in a full or missing drain, and if the class is shrinking or quiet and this thread only frees of it, in the bin; a magazine of the
 // depot, which is older, goes along. No sign of use: a bin that is not allocated from is idle. False when there is no memory for a magazine.
 static bool empty_drain(struct hz3_heap *heap, unsigned c) {
-  size_t most = hz3_max(capacity_at(heap, c, 0), 1), capacity = shrinking_capacity(c, most);
+  size_t most = hz3_max(capacity_at(heap, c, 0), 1), capacity = limited_capacity(c, most);
   if (capacity != 0 && hz3_has_class(heap->freed_bits, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) flush_class(heap, c);
   hz3_add_class(heap->freed_bits, c);
   struct hz3_bin *drain = &heap->drains[c];
