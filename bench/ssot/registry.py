@@ -126,6 +126,9 @@ SINGLE = [
          _sized("pairs={n} size=64 depth=64", "4000000", "10000000", "40000000"), floor=BUMP),
     Case("lifo/1600", "lifo", "stacks of 1600 blocks: every cache overflows and refills",
          _sized("pairs={n} size=64 depth=1600", "4000000", "8000000", "40000000"), floor=BUMP),
+    Case("lifo/64/touch", "lifo", "the same stacks of 64, each block written",
+         _sized("pairs={n} size=64 depth=64 touch=1", "4000000", "10000000", "40000000"),
+         sets=RARE, floor=LIFO),
     Case("tree", "tree", "a binary tree of 32-byte nodes built and torn down, every node written",
          _sized("depth=18 rounds={n}", "5", "10", "40"), floor=LIFO),
     # Short in every size: the first drops count. No floor: a null allocator has no use for the

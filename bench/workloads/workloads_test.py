@@ -224,7 +224,7 @@ class BadArguments(unittest.TestCase):
       self.expect_complaint(program, "--settle", "--settle: '' is not")
 
   def test_too_many(self):
-    self.expect_complaint("lifo", "1 1 1 1", "too many arguments")
+    self.expect_complaint("lifo", "1 1 1 1 1", "too many arguments")
     self.expect_complaint("tree", "1 1 x", "too many arguments")
 
   def test_combinations(self):
@@ -280,11 +280,23 @@ class ExactWork(unittest.TestCase):
   def test_no_call_is_optimised_away_or_added(self):
     for program, arguments, expected in (
         ("lifo", "1000 64 1", 1000), ("lifo", "1000 64 100", 1000),
+        ("lifo", "1000 64 1 touch=1", 1000), ("lifo", "1000 64 100 1", 1000),
         ("tree", "9 2", 2 * 1023), ("glibc_simple", "1 6400", 50 * 6400),
         ("large_blocks", "20 4 5 6", 20)):
       with self.subTest(program=program, arguments=arguments):
         _, mallocs, _, frees = self.count(program, arguments)
         self.assertEqual((mallocs, frees), (expected, expected))
+
+  def test_lifo_touches_its_blocks_only_if_asked_to(self):
+    # This library itself never writes to a block, and has a page for each.
+    for depth in (1, 100):
+      faults = []
+      for touch in (0, 1):
+        _, out, _ = run("lifo", "1000 4096 %d %d" % (depth, touch),
+                        "libfloor_bump.so")
+        faults.append(int(fields(out, "[RESOURCES]")["minor_faults"]))
+      self.assertLess(faults[0], 500)
+      self.assertGreaterEqual(faults[1], faults[0] + 900)
 
   def test_phases(self):
     for arguments in ((2, 6, 100, 10), (1, 3, 20, 0), (2, 4, 30, 100)):
