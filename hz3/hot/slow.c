@@ -236,7 +236,8 @@ static void note_ran_dry(unsigned c) {
 }
 
 static bool is_quiet(unsigned c) {
-  return __atomic_load_n(&step_ms, __ATOMIC_RELAXED) - __atomic_load_n(&ran_dry_ms[c], __ATOMIC_RELAXED) >= QUIET_MS;
+  return hz3_class_spans(c) > FEW_SPANS &&
+         __atomic_load_n(&step_ms, __ATOMIC_RELAXED) - __atomic_load_n(&ran_dry_ms[c], __ATOMIC_RELAXED) >= QUIET_MS;
 }
 
 // A bin that overflows or runs dry often may hold more, as long as the budgets last. Of big objects only if it does both in
@@ -272,7 +273,7 @@ static bool is_shrinking(unsigned c) {
 // fast as its objects. So while a thread only frees of it, its bin and drain may hold a small part of what is out
 // (docs/decisions/0006). 0: no limit.
 static size_t limited_capacity(unsigned c, size_t capacity) {
-  if (hz3_class_spans(c) <= FEW_SPANS || !(is_quiet(c) || is_shrinking(c))) return 0;
+  if (!is_quiet(c) && !is_shrinking(c)) return 0;
   return hz3_max(hz3_min(capacity, hz3_class_objects_out(c) / SHRINKING_PART), 1);
 }
 
@@ -652,8 +653,9 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
   return true;
 }
 
-// Makes room in a full or missing drain, and if the class is shrinking or quiet and this thread only frees of it, in the bin; a magazine of the
-// depot, which is older, goes along. No sign of use: a bin that is not allocated from is idle. False when there is no memory for a magazine.
+// Makes room in a full or missing drain, and if the class is shrinking or quiet and this thread only frees of it, in the bin; a
+// magazine of the depot, which is older, goes along. No sign of use: a bin that is not allocated from is idle. False when there
+// is no memory for a magazine.
 static bool empty_drain(struct hz3_heap *heap, unsigned c) {
   size_t most = hz3_max(capacity_at(heap, c, 0), 1), capacity = limited_capacity(c, most);
   if (capacity != 0 && hz3_has_class(heap->freed_bits, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) flush_class(heap, c);
