@@ -671,22 +671,38 @@ void FreeAll(const std::vector<void *> &blocks) {
   for (void *block : blocks) hz3_free(block);
 }
 
-// What is left of so many spans' blocks when every third stays, those of spans that drain last; nothing is cached. A class that empties no
-// span drains half of the time only, by a count that goes on from test to test: until it does, some of its blocks come and go.
-std::vector<void *> Thinned(size_t bytes, size_t spans) {
-  std::vector<void *> all(spans * hz3_size_classes[hz3_size_class_of(bytes)].objects), left, passing(40);
-  for (void *&block : all) block = hz3_malloc(bytes);
+// Until a class is not taken for one that swings for what came and went before.
+void WaitForASwingToEnd() { usleep((HZ3_SOON_MS + HZ3_SWING_MS + 10) * 1000); }
+
+// What is left when every third stays; nothing is cached.
+std::vector<void *> ThinOut(std::vector<void *> all) {
+  std::vector<void *> left;
   std::shuffle(all.begin(), all.end(), std::mt19937(1));
   for (size_t i = 0; i < all.size(); i++) {
     if (i % 3 == 0) left.push_back(all[i]);
     else hz3_free(all[i]);
   }
   hz3_trim();
-  for (int round = 0; round < 40 && std::count_if(left.begin(), left.end(), IsDraining) < 2; round++) {  // 3,200 exchanged: a few windows
+  return left;
+}
+
+// A class that empties no span drains half of the time only, by a count that goes on from test to test: until it does, some of its blocks come and go.
+void LetSomePass(size_t bytes, int rounds, const std::vector<void *> &left) {
+  std::vector<void *> passing(40);
+  for (; rounds > 0 && std::count_if(left.begin(), left.end(), IsDraining) < 2; rounds--) {  // of 40, 3,200 exchanged: a few windows
     for (void *&block : passing) block = hz3_malloc(bytes);
     FreeAll(passing);
     hz3_trim();
   }
+}
+
+// What is left of so many spans' blocks, those of spans that drain last; nothing is cached.
+std::vector<void *> Thinned(size_t bytes, size_t spans) {
+  std::vector<void *> all(spans * hz3_size_classes[hz3_size_class_of(bytes)].objects);
+  WaitForASwingToEnd();
+  for (void *&block : all) block = hz3_malloc(bytes);
+  std::vector<void *> left = ThinOut(all);
+  LetSomePass(bytes, 40, left);
   OwnHeap()->slow_calls = 0;  // no tick
   std::partition(left.begin(), left.end(), [](void *block) { return !IsDraining(block); });
   return left;
@@ -812,6 +828,61 @@ TEST_F(Hot, CachesOfAQuietClassShrinkWithIt) {
   EXPECT_LE(kept[kQuiet], kLeft / 16) << "a bin and its spare without the limit";
   EXPECT_GE(kept[kBusy], size_t{HZ3_MAGAZINE_CAPACITY} / 2);
   EXPECT_GE(kept[kAskedForAgain], size_t{HZ3_MAGAZINE_CAPACITY} / 2);
+}
+
+// Of batches that come and go, caches keep what the next one takes: the second in a row falls like the first, but nothing is given up.
+TEST_F(Hot, CachesOfAClassThatSwingsStay) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
+  if (HZ3_MAGAZINE_CAPACITY < 62) GTEST_SKIP() << "bins hold no more than three";
+  const size_t kBytes = 1024, kLeft = 200;
+  const unsigned c = hz3_size_class_of(kBytes);
+  std::mt19937 random(1);
+  std::vector<void *> blocks(8 * kLeft);
+  size_t kept[2];
+  WaitForASwingToEnd();
+  OwnHeap()->last_tick_ms = hz3_os_now_ms();  // no tick, but a look at the clock, which does not go on from here
+  TakeSlowPaths(16);
+  for (size_t &fall : kept) {
+    for (void *&block : blocks) {
+      OwnHeap()->slow_calls = 0;
+      block = hz3_malloc(kBytes);
+    }
+    std::shuffle(blocks.begin(), blocks.end(), random);
+    for (size_t i = 0; i < blocks.size(); i++) {
+      OwnHeap()->slow_calls = 0;
+      if (i == blocks.size() - kLeft) fall = ClassStats(c).cached_objects;
+      hz3_free(blocks[i]);
+    }
+  }
+  EXPECT_LE(kept[0], kLeft / 8);
+  EXPECT_GE(kept[1], size_t{HZ3_MAGAZINE_CAPACITY} / 2);
+}
+
+// Spans that went are needed again at once: those that are left with room do not drain, until a while later.
+TEST_F(Hot, SpansOfAClassThatSwingsDoNotDrain) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
+  std::vector<void *> blocks(12 * hz3_size_classes[hz3_size_class_of(1024)].objects);
+  for (int tries = 0;; tries++) {
+    ASSERT_LT(tries, 100) << "the machine is too slow";
+    for (void *&block : blocks) block = hz3_malloc(1024);
+    FreeAll(blocks);
+    hz3_trim();  // the spans go
+    const uint64_t start = hz3_os_now_ms();
+    for (void *&block : blocks) block = hz3_malloc(1024);
+    const bool is_soon = hz3_os_now_ms() - start < HZ3_SOON_MS / 2;
+    std::vector<void *> left = ThinOut(blocks);
+    LetSomePass(1024, 40, left);
+    const auto draining = std::count_if(left.begin(), left.end(), IsDraining);
+    const bool is_within = hz3_os_now_ms() - start < HZ3_SWING_MS / 2;
+    if (is_soon && is_within) {
+      EXPECT_EQ(draining, 0);
+      WaitForASwingToEnd();
+      LetSomePass(1024, 40, left);
+      EXPECT_GT(std::count_if(left.begin(), left.end(), IsDraining), 0);
+    }
+    FreeAll(left);
+    if (is_soon && is_within) return;
+  }
 }
 
 TEST_F(Hot, FewSpansAndBigBlocksDoNotDrain) {

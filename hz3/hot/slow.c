@@ -47,7 +47,9 @@ static uint64_t last_tick_ms;
 static uint32_t trim_epoch;
 static size_t grown_process_bytes;  // sum of all heaps' grown_bytes
 static uint32_t step_ms;            // the time in steps of QUIET_MS / 2, as far as a slow path has looked at the clock
-static uint32_t ran_dry_ms[HZ3_CLASS_COUNT];  // the step in which a bin of the class last ran dry
+static struct {
+  uint32_t ran_dry_ms, limited_ms, swung_ms;  // the steps in which a bin last ran dry, a bin or drain was limited, and one ran dry soon after
+} steps[HZ3_CLASS_COUNT];
 
 #define OFFSETS(class, below, bytes, slices, objects) \
   [(below) / 16 + ((below) != 0)...(bytes) / 16] = (class) * sizeof(struct hz3_bin),
@@ -229,16 +231,20 @@ static void note_step(uint32_t now_ms) {
   if (now_ms - __atomic_load_n(&step_ms, __ATOMIC_RELAXED) >= QUIET_MS / 2) __atomic_store_n(&step_ms, now_ms, __ATOMIC_RELAXED);
 }
 
+static uint32_t ms_since(const uint32_t *step) { return __atomic_load_n(&step_ms, __ATOMIC_RELAXED) - __atomic_load_n(step, __ATOMIC_RELAXED); }
+
 // Written once a step, for all threads share it.
-static void note_ran_dry(unsigned c) {
-  uint32_t step = __atomic_load_n(&step_ms, __ATOMIC_RELAXED);
-  if (__atomic_load_n(&ran_dry_ms[c], __ATOMIC_RELAXED) != step) __atomic_store_n(&ran_dry_ms[c], step, __ATOMIC_RELAXED);
+static void set_to_now(uint32_t *step) {
+  if (ms_since(step) != 0) __atomic_store_n(step, __atomic_load_n(&step_ms, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
 }
 
-static bool is_quiet(unsigned c) {
-  return hz3_class_spans(c) > FEW_SPANS &&
-         __atomic_load_n(&step_ms, __ATOMIC_RELAXED) - __atomic_load_n(&ran_dry_ms[c], __ATOMIC_RELAXED) >= QUIET_MS;
+static void note_ran_dry(unsigned c) {
+  set_to_now(&steps[c].ran_dry_ms);
+  if (ms_since(&steps[c].limited_ms) < HZ3_SOON_MS) set_to_now(&steps[c].swung_ms);
 }
+
+static bool swings(unsigned c) { return ms_since(&steps[c].swung_ms) < HZ3_SWING_MS; }
+static bool is_quiet(unsigned c) { return hz3_class_spans(c) > FEW_SPANS && ms_since(&steps[c].ran_dry_ms) >= QUIET_MS; }
 
 // A bin that overflows or runs dry often may hold more, as long as the budgets last. Of big objects only if it does both in
 // turn: a program that only allocates, or only frees, gains nothing by a bin that holds megabytes.
@@ -271,9 +277,10 @@ static bool is_shrinking(unsigned c) {
 
 // What caches hold of such a class pins spans, at worst one each, and so does what they hold of a quiet one, even if its spans go as
 // fast as its objects. So while a thread only frees of it, its bin and drain may hold a small part of what is out
-// (docs/decisions/0006). 0: no limit.
+// (docs/decisions/0006), unless the class swings. 0: no limit.
 static size_t limited_capacity(unsigned c, size_t capacity) {
-  if (!is_quiet(c) && !is_shrinking(c)) return 0;
+  if (!is_quiet(c) && (swings(c) || !is_shrinking(c))) return 0;
+  set_to_now(&steps[c].limited_ms);
   return hz3_max(hz3_min(capacity, hz3_class_objects_out(c) / SHRINKING_PART), 1);
 }
 

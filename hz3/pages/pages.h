@@ -37,6 +37,10 @@ struct hz3_span {
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_span) <= 64, "one span descriptor per cache line");
 
+// A class of which something is wanted again within HZ3_SOON_MS of being given up swings, like what a program needs for each batch;
+// for HZ3_SWING_MS then less of it is given up (docs/decisions/0035).
+enum { HZ3_SOON_MS = 8, HZ3_SWING_MS = 64 };
+
 // A span of the class, tagged, nothing carved; NULL when the kernel gives no more memory. In memory that a span of the same home
 // was the last to use, and that has not been given back since, if there is any. home < HZ3_SPAN_HOMES. Thread-safe.
 struct hz3_span *hz3_pages_alloc_span(unsigned size_class, unsigned home);

@@ -22,8 +22,9 @@ enum { SPARSE_LIST = HZ3_SPAN_LISTS - 2, PURGED_LIST, SPARSE_MS = 1000, LOOKS_PE
 enum { HELD_UP_MS = 60 * 1000 };  // a tick that has read the clock may take so long to come here
 // A store drains while an eighth of the room in its spans is free, or more: what is freed then is not to be given out again before
 // the spans had it, so that new blocks come from the fullest ones and the others empty. If while so many objects are exchanged no
-// span has become free, this was in vain, and for as many threads keep what they free (docs/decisions/0034). Not for objects of which
-// two do not fit a slice: the bins of these grow by what they spare, and may hold none.
+// span has become free, this was in vain, and for as many threads keep what they free (docs/decisions/0034). So they do where spans
+// leave and come by turns: it swings. Not for objects of which two do not fit a slice: the bins of these grow by what they spare, and
+// may hold none.
 enum { DRAIN_SHARE = 8, DRAIN_FEW_SPANS = 4, DRAIN_EXCHANGE = 512, DRAIN_MOST_BYTES = HZ3_SLICE_BYTES / 2 };
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
 #define FITS_MOST_WORDS(class, below, bytes, slices, objects) \
@@ -163,7 +164,8 @@ static void set_draining_locked(struct hz3_span *span, bool value) {
 
 static bool is_draining(const struct hz3_span_store *store, const struct hz3_size_class *class) {
   if (HZ3_CHECKED || class->bytes > DRAIN_MOST_BYTES || store->drains_in_vain || store->spans <= DRAIN_FEW_SPANS) return false;
-  return store->live_objects * DRAIN_SHARE <= store->spans * class->objects * (DRAIN_SHARE - 1);
+  if (store->live_objects * DRAIN_SHARE > store->spans * class->objects * (DRAIN_SHARE - 1)) return false;
+  return (uint32_t)hz3_os_now_ms() - store->swung_ms >= HZ3_SWING_MS;
 }
 
 static void note_exchange_locked(struct hz3_span_store *store, const struct hz3_size_class *class) {
@@ -205,6 +207,8 @@ size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t cou
 
 size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *span, size_t live, void **out, size_t count, bool *is_clean) {
   hz3_lock_acquire(&store->lock);
+  uint32_t now_ms = (uint32_t)hz3_os_now_ms();
+  if (now_ms - store->left_ms < HZ3_SOON_MS) store->swung_ms = now_ms;
   hz3_add_to_figure(&store->spans, 1);
   // From this one first, even if others have got room meanwhile: a span of which nothing is out would never come back as a whole.
   span->list = HZ3_SPAN_NO_LIST;
@@ -251,6 +255,7 @@ static void place_locked(struct hz3_span_store *store, struct hz3_span *span, st
   }
   unlink_locked(store, span);
   hz3_take_from_figure(&store->spans, 1);
+  store->left_ms = (uint32_t)hz3_os_now_ms();
   span->next = off->retired;
   off->retired = span;
 }

@@ -24,6 +24,7 @@ struct hz3_span_store {
   size_t live_objects;                     // handed out and not come back
   size_t spans;
   size_t exchanged, spans_then;            // objects fetched and come back since a moment, and the spans then
+  uint32_t left_ms, swung_ms;              // when a span last left, and when one came soon after that
   bool drains_in_vain;                     // threads are to keep what they free even where spans are empty enough to drain
 } __attribute__((aligned(HZ3_CACHE_LINE)));
 #define HZ3_SPAN_STORE_INIT {.lock = HZ3_LOCK_INIT(HZ3_RANK_CLASS)}
