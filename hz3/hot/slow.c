@@ -35,7 +35,8 @@ enum {
   EMPTIES_KEPT = 8,                // empty magazines a heap keeps; half of them go back in one operation
   QUIET_MS = 8,                    // a class of which no bin ran dry for so long is quiet, give or take half of it
   FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking, nor as quiet
-  SHRINKING_PART = 32,             // of one that does, a bin may hold no more than 1 in so many objects that are out
+  SHRINKING_PART = 32,             // of one that does, a bin may hold no more than 1 in so many objects that are out,
+  SWINGING_PART = 8,               // or 1 in so many if the class swings
   FEWEST_IN_DEPOT = 2,             // magazines of a class that the depot may keep while no memory is being given back
   OBJECTS_PER_TICK = 64 * 1024,    // that a tick takes out of the depot, and
   HEAPS_PER_TICK = 16,             // parked heaps that it drains, and
@@ -277,11 +278,15 @@ static bool is_shrinking(unsigned c) {
 
 // What caches hold of such a class pins spans, at worst one each, and so does what they hold of a quiet one, even if its spans go as
 // fast as its objects. So while a thread only frees of it, its bin and drain may hold a small part of what is out
-// (docs/decisions/0006), unless the class swings. 0: no limit.
+// (docs/decisions/0006); if the class swings, a bigger one, and nothing is taken from them while that is no less than they can. 0: no limit.
 static size_t limited_capacity(unsigned c, size_t capacity) {
-  if (!is_quiet(c) && (swings(c) || !is_shrinking(c))) return 0;
+  bool quiet = is_quiet(c);
+  if (!quiet && !is_shrinking(c)) return 0;
+  bool comes_again = !quiet && swings(c);
+  size_t most = hz3_class_objects_out(c) / (comes_again ? SWINGING_PART : SHRINKING_PART);
+  if (comes_again && most >= capacity) return 0;
   set_to_now(&steps[c].limited_ms);
-  return hz3_max(hz3_min(capacity, hz3_class_objects_out(c) / SHRINKING_PART), 1);
+  return hz3_max(hz3_min(capacity, most), 1);
 }
 
 // Magazines of the class that the depot may keep: a quarter of the objects that are out of their spans. In proportion to
