@@ -25,7 +25,8 @@ enum {
   FEWEST_OBJECTS = 16,             // a full bin of any class up to this size, but for heaps of a crowd:
   FEWEST_OBJECTS_BYTES = 32 * 1024,
   CLEAN_MIN_BYTES = 32 * 1024,     // above this calloc asks whether the memory is clean, which takes a slow path
-  BIG_LEVEL_MAX = 4,               // a bin of big objects may grow to this level: 16 times the bytes of one magazine
+  BIG_LEVEL_MAX = 4,               // a bin of big objects may grow to this level, 16 times the bytes of one magazine;
+  ABOVE_TABLE_LEVEL_MAX = 6,       // or to this one if they are above HZ3_TABLE_MAX, since eight of those are more than that
   GROWN_HEAP_BYTES = (size_t)8 * HZ3_HEAP_BYTES,     // by which all bins of a heap may grow, while those of all heaps together
   GROWN_PROCESS_BYTES = (size_t)32 * HZ3_HEAP_BYTES, // grow by no more than this; half of HZ3_HEAP_BYTES every heap may have
   FIRST_REFILL = 8,                // objects of a class's first refill: a thread that needs few gets few. Then twice as many each time.
@@ -147,6 +148,11 @@ static size_t capacity_at(const struct hz3_heap *heap, unsigned c, unsigned leve
   return hz3_min(HZ3_MAGAZINE_CAPACITY, hz3_max(((size_t)HZ3_MAGAZINE_BYTES << level) / bytes, least));
 }
 
+static unsigned level_max(unsigned c) {
+  if (!is_big(c)) return HZ3_MAGAZINE_LEVELS - 1;
+  return c <= HZ3_TABLE_CLASS_LAST ? BIG_LEVEL_MAX : ABOVE_TABLE_LEVEL_MAX;
+}
+
 static size_t capacity_of(const struct hz3_heap *heap, unsigned c, const struct hz3_magazine *magazine) {
   return hz3_max(capacity_at(heap, c, is_big(c) ? heap->level[c] : magazine->level), magazine->count);
 }
@@ -218,10 +224,8 @@ static void set_level(struct hz3_heap *heap, unsigned c, unsigned level) {
 static bool may_grow(const struct hz3_heap *heap, unsigned c) {
   unsigned level = heap->level[c];
   size_t now = capacity_at(heap, c, level), bytes = class_bytes(c);
-  if (is_big(c) ? level == BIG_LEVEL_MAX
-                : level + 1 == HZ3_MAGAZINE_LEVELS || now * bytes > HZ3_MAGAZINE_BYTES ||
-                      HZ3_MAGAZINE_CAPACITY != hz3_magazine_capacity(0))
-    return false;
+  if (level == level_max(c)) return false;
+  if (!is_big(c) && (now * bytes > HZ3_MAGAZINE_BYTES || HZ3_MAGAZINE_CAPACITY != hz3_magazine_capacity(0))) return false;
   size_t more = (capacity_at(heap, c, level + 1) - now) * bytes, grown = heap->grown_bytes + more;
   return grown <= HZ3_HEAP_BYTES / 2 || (is_big(c) && grown <= GROWN_HEAP_BYTES &&
          __atomic_load_n(&grown_process_bytes, __ATOMIC_RELAXED) + more <= GROWN_PROCESS_BYTES);
