@@ -687,9 +687,9 @@ std::vector<void *> ThinOut(std::vector<void *> all) {
 }
 
 // A class that empties no span drains half of the time only, by a count that goes on from test to test: until it does, some of its blocks come and go.
-void LetSomePass(size_t bytes, int rounds, const std::vector<void *> &left) {
+void LetSomePass(size_t bytes, const std::vector<void *> &left) {
   std::vector<void *> passing(40);
-  for (; rounds > 0 && std::count_if(left.begin(), left.end(), IsDraining) < 2; rounds--) {  // of 40, 3,200 exchanged: a few windows
+  for (int round = 0; round < 40 && std::count_if(left.begin(), left.end(), IsDraining) < 2; round++) {  // 3,200 exchanged: a few windows
     for (void *&block : passing) block = hz3_malloc(bytes);
     FreeAll(passing);
     hz3_trim();
@@ -702,7 +702,7 @@ std::vector<void *> Thinned(size_t bytes, size_t spans) {
   WaitForASwingToEnd();
   for (void *&block : all) block = hz3_malloc(bytes);
   std::vector<void *> left = ThinOut(all);
-  LetSomePass(bytes, 40, left);
+  LetSomePass(bytes, left);
   OwnHeap()->slow_calls = 0;  // no tick
   std::partition(left.begin(), left.end(), [](void *block) { return !IsDraining(block); });
   return left;
@@ -868,13 +868,13 @@ TEST_F(Hot, SpansOfAClassThatSwingsDoNotDrain) {
     for (void *&block : blocks) block = hz3_malloc(1024);
     const bool is_soon = hz3_os_now_ms() - start < HZ3_SOON_MS / 2;
     std::vector<void *> left = ThinOut(blocks);
-    LetSomePass(1024, 40, left);
+    LetSomePass(1024, left);
     const auto draining = std::count_if(left.begin(), left.end(), IsDraining);
     const bool is_within = hz3_os_now_ms() - start < HZ3_SWING_MS / 2;
     if (is_soon && is_within) {
       EXPECT_EQ(draining, 0);
       WaitForASwingToEnd();
-      LetSomePass(1024, 40, left);
+      LetSomePass(1024, left);
       EXPECT_GT(std::count_if(left.begin(), left.end(), IsDraining), 0);
     }
     FreeAll(left);
