@@ -870,15 +870,15 @@ TEST_F(Hot, SpansOfAClassThatSwingsDoNotDrain) {
     std::vector<void *> left = ThinOut(blocks);
     LetSomePass(1024, left);
     const auto draining = std::count_if(left.begin(), left.end(), IsDraining);
-    const bool is_within = hz3_os_now_ms() - start < HZ3_SWING_MS / 2;
-    if (is_soon && is_within) {
+    const bool is_swing = is_soon && hz3_os_now_ms() - start < HZ3_SWING_MS / 2;
+    if (is_swing) {
       EXPECT_EQ(draining, 0);
       WaitForASwingToEnd();
       LetSomePass(1024, left);
       EXPECT_GT(std::count_if(left.begin(), left.end(), IsDraining), 0);
     }
     FreeAll(left);
-    if (is_soon && is_within) return;
+    if (is_swing) return;
   }
 }
 

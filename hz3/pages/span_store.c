@@ -157,7 +157,6 @@ static void carve(struct hz3_span *span, void **out, size_t count) {
 
 // The span is in the store, so that it is not being freed.
 static void set_draining_locked(struct hz3_span *span, bool value) {
-  if (span->is_draining == value) return;
   span->is_draining = value;
   hz3_tag_map_set(span->base, span->slices, span->size_class * HZ3_TAG_STEP + (value ? HZ3_TAG_DRAIN : 0));
 }
@@ -249,7 +248,7 @@ static bool is_shrinking(const struct hz3_span_store *store, size_t objects) {
 static void place_locked(struct hz3_span_store *store, struct hz3_span *span, struct off_list *off) {
   if (span->list == HZ3_SPAN_OFF_LISTS) return;
   if (span->free_count < span->carved) {
-    if (is_draining(store, &hz3_size_classes[span->size_class])) set_draining_locked(span, true);
+    if (!span->is_draining && is_draining(store, &hz3_size_classes[span->size_class])) set_draining_locked(span, true);
     relist_locked(store, span);
     return;
   }
