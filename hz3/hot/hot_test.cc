@@ -855,6 +855,31 @@ TEST_F(Hot, CachesOfAClassThatSwingsHoldMore) {
   EXPECT_LT(slow_frees[1] * 2, slow_frees[0]);
 }
 
+// The same of big blocks, which the depot keeps then.
+TEST_F(Hot, TheDepotKeepsBigBlocksOfAClassThatSwings) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
+  if (HZ3_MAGAZINE_CAPACITY < 62) GTEST_SKIP() << "bins hold no more than three";
+  const size_t bytes = 8192;
+  std::vector<void *> blocks(HZ3_HEAP_BYTES / bytes * 6);
+  size_t kept[2];
+  WaitForASwingToEnd();
+  OwnHeap()->last_tick_ms = hz3_os_now_ms();  // no tick, but a look at the clock, which does not go on from here
+  TakeSlowPaths(16);
+  for (size_t &after : kept) {
+    for (void *&block : blocks) {
+      OwnHeap()->slow_calls = 0;
+      block = hz3_malloc(bytes);
+    }
+    for (void *block : blocks) {
+      OwnHeap()->slow_calls = 0;
+      hz3_free(block);
+    }
+    after = hz3_depot_objects(hz3_size_class_of(bytes));
+  }
+  EXPECT_LE(kept[0] * bytes, 2 * HZ3_HEAP_BYTES);
+  EXPECT_GT(kept[1] * bytes, 3 * HZ3_HEAP_BYTES);
+}
+
 // Spans that went are needed again at once: those that are left with room do not drain, until a while later.
 TEST_F(Hot, SpansOfAClassThatSwingsDoNotDrain) {
   if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
@@ -912,7 +937,7 @@ void PushToDepot(unsigned c, const std::vector<void *> &objects) {
   ASSERT_NE(magazine, nullptr);
   std::copy(objects.begin(), objects.end(), magazine->slots);
   magazine->count = static_cast<uint16_t>(objects.size());
-  ASSERT_TRUE(hz3_depot_push(c, magazine, SIZE_MAX, false));
+  ASSERT_TRUE(hz3_depot_push(c, magazine, SIZE_MAX, 0));
 }
 
 // Each full drain takes a magazine of the depot along, without waiting for a tick.
@@ -1234,7 +1259,7 @@ TEST_F(Hot, ATickDrainsSomeOfTheDepot) {
     ASSERT_NE(magazine, nullptr);
     std::copy_n(first, capacity, magazine->slots);
     magazine->count = static_cast<uint16_t>(capacity);
-    ASSERT_TRUE(hz3_depot_push(c, magazine, SIZE_MAX, false));
+    ASSERT_TRUE(hz3_depot_push(c, magazine, SIZE_MAX, 0));
   }
   uint32_t unused[HZ3_CLASS_COUNT];
   hz3_depot_take_low_water(unused);  // from here on nobody needs them

@@ -38,6 +38,7 @@ enum {
   FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking, nor as quiet
   SHRINKING_PART = 32,             // of one that does, a bin may hold no more than 1 in so many objects that are out,
   SWINGING_PART = 8,               // or 1 in so many if the class swings
+  COOLING_BYTES = 2 * HZ3_COOL_BYTES,  // in the warm depot of a shard, up to which a thread may leave more of what it does not allocate
   FEWEST_IN_DEPOT = 2,             // magazines of a class that the depot may keep while no memory is being given back
   OBJECTS_PER_TICK = 64 * 1024,    // that a tick takes out of the depot, and
   HEAPS_PER_TICK = 16,             // parked heaps that it drains, and
@@ -50,7 +51,7 @@ static uint32_t trim_epoch;
 static size_t grown_process_bytes;  // sum of all heaps' grown_bytes
 static uint32_t step_ms;            // the time in steps of QUIET_MS / 2, as far as a slow path has looked at the clock
 static struct {
-  uint32_t ran_dry_ms, limited_ms, swung_ms;  // the steps in which a bin last ran dry, a bin or drain was limited, and a bin ran dry soon after that
+  uint32_t ran_dry_ms, limited_ms, swung_ms;  // the steps in which a bin last ran dry, a bin or drain was limited or the depot refused big objects, and a bin ran dry soon after that
 } steps[HZ3_CLASS_COUNT];
 
 #define OFFSETS(class, below, bytes, slices, objects) \
@@ -306,10 +307,14 @@ static size_t depot_limit(unsigned c, size_t magazine_objects) {
 
 // Gives a magazine with objects to whoever needs it next; if the depot has enough, the objects go to their spans, and one
 // more magazine with them, so that the depot shrinks with what lives. What a thread frees that does not allocate of the class
-// may cool in the depot; other threads do better with what their spans hand out in order of addresses.
+// may cool in the depot; other threads do better with what their spans hand out in order of addresses. But for big objects, of which
+// each is in lines and pages of its own: if their class swings, the depot may keep as much of them as bins may grow by (docs/decisions/0036).
 static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
-  bool only_frees = !hz3_has_class(heap->refilled_bits, c);
-  if (hz3_depot_push(c, magazine, depot_limit(c, magazine->count), only_frees)) return;
+  bool only_frees = !hz3_has_class(heap->refilled_bits, c), comes_again = is_big(c) && swings(c);
+  size_t most_swinging = hz3_min(hz3_heap_count() * GROWN_HEAP_BYTES, GROWN_PROCESS_BYTES);
+  size_t most_bytes = comes_again ? most_swinging : only_frees ? COOLING_BYTES : 0;
+  if (hz3_depot_push(c, magazine, depot_limit(c, magazine->count), most_bytes)) return;
+  if (is_big(c)) set_to_now(&steps[c].limited_ms);
   struct hz3_magazine *older = hz3_depot_drain_own(c);
   release_magazine(heap, c, magazine);
   if (older != NULL) release_magazine(heap, c, older);

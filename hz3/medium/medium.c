@@ -8,7 +8,7 @@
 static struct hz3_span_store stores[HZ3_CLASS_COUNT] = {[HZ3_SMALL_CLASS_LAST + 1 ... HZ3_CLASS_COUNT - 1] = HZ3_SPAN_STORE_INIT};
 
 #define FITS_ONE_WORD(class, below, bytes, slices, objects) \
-  _Static_assert((class) <= HZ3_SMALL_CLASS_LAST || (objects) <= 64, "a medium span's free objects fit one word");
+  _Static_assert((class) <= HZ3_SMALL_CLASS_LAST || (objects) <= 64, "a medium span's objects fit one word");
 HZ3_SIZE_CLASSES(FITS_ONE_WORD)
 
 size_t hz3_medium_fetch(unsigned size_class, void **out, size_t count, bool *is_clean) {
@@ -17,7 +17,7 @@ size_t hz3_medium_fetch(unsigned size_class, void **out, size_t count, bool *is_
   if (got > 0) return got;
   struct hz3_span *span = hz3_pages_alloc_span(size_class, 0);
   if (span == NULL) return 0;
-  span->free_words = &span->free_word;
+  span->out_words = &span->out_word;
   return hz3_span_store_fetch_from(&stores[size_class], span, 0, out, count, is_clean);
 }
 

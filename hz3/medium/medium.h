@@ -4,7 +4,7 @@
 // Called by: hot, in batches only.
 // Owns: one store per medium class.
 // Locks: one per class, rank CLASS.
-// Invariant: free_count = popcount(free_word); no object memory is read or written.
+// Invariant: objects of a span that are out = bits set of out_word; no object memory is read or written.
 #ifndef HZ3_MEDIUM_MEDIUM_H_
 #define HZ3_MEDIUM_MEDIUM_H_
 

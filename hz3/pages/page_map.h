@@ -56,6 +56,11 @@ HZ3_INLINE uintptr_t hz3_page_map_owner(const void *pointer) {
   return HZ3_UNLIKELY(leaf == NULL) ? 0 : __atomic_load_n(&leaf->owner[hz3_page_map_index(pointer)], __ATOMIC_ACQUIRE);
 }
 
+// The same for an address in a chunk that there is, or was.
+HZ3_INLINE uintptr_t hz3_page_map_owner_in_chunk(const void *pointer) {
+  return __atomic_load_n(&hz3_page_map_leaf_of(pointer)->owner[hz3_page_map_index(pointer)], __ATOMIC_ACQUIRE);
+}
+
 // NULL unless a large descriptor is entered there. Lock-free.
 HZ3_INLINE void *hz3_page_map_large_of(const void *pointer) {
   uintptr_t owner = hz3_page_map_owner(pointer);

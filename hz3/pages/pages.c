@@ -45,9 +45,20 @@ static struct hz3_chunk *chunk_of(struct hz3_span *span) {
   return (struct hz3_chunk *)((char *)(span - span->first_slice) - offsetof(struct hz3_chunk, spans));
 }
 
+// By halves: where runs of 2^k start is found by doubling, and the longest run from those of 32, 16 and so on that it is made up of.
 static unsigned longest_run(uint64_t mask) {
-  unsigned length = 0;
-  for (; mask != 0; mask &= mask >> 1) length++;
+  if (mask == 0 || ~mask == 0) return mask == 0 ? 0 : 64;
+  uint64_t starts[6] = {mask};  // bit i of starts[k] is set when bits i .. i+2^k-1 are set in `mask`
+  unsigned k = 0;
+  for (; k < 5 && (starts[k] & starts[k] >> (1u << k)) != 0; k++) starts[k + 1] = starts[k] & starts[k] >> (1u << k);
+  unsigned length = 1u << k;
+  uint64_t longest = starts[k];
+  while (k-- > 0) {
+    uint64_t longer = longest & starts[k] >> length;
+    if (longer == 0) continue;
+    longest = longer;
+    length += 1u << k;
+  }
   return length;
 }
 
@@ -292,9 +303,10 @@ static struct hz3_span *alloc_span(unsigned size_class, unsigned home, bool only
   if (HZ3_CHECKED) hz3_object_map_set(span->base, size_class, span->is_clean, words);
   note_opened(size_class, home);
   span->next = span->prev = NULL;
-  span->free_words = NULL;
-  span->free_word = 0;
-  span->free_count = span->carved = span->settle_at = span->marked_ms = 0;
+  span->out_words = NULL;
+  span->out_word = 0;
+  span->carved = span->settle_out = span->marked_ms = 0;
+  span->until_settle = 0;
   span->was_purged = span->is_draining = false;
   span->list = HZ3_SPAN_NO_LIST;
   span->is_purged = false;

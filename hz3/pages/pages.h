@@ -19,11 +19,11 @@ enum { HZ3_SPAN_NO_LIST = 255, HZ3_SPAN_HOMES = 8 };
 struct hz3_span {
   struct hz3_span *next, *prev;  // list of spans with room; before the first is the last
   char *base;
-  uint64_t *free_words;  // one bit per object that came back
-  uint64_t free_word;    // where 64 bits are enough
-  uint32_t free_count;  // bits set
+  uint64_t *out_words;  // one bit per object that is out: handed out, and not come back
+  uint64_t out_word;    // where 64 bits are enough
   uint32_t carved;      // objects [0, carved) were handed out at least once, the rest is untouched memory
-  uint32_t settle_at;   // free_count from which on its list, or what becomes of it, is to be looked at
+  uint32_t settle_out;  // with so few out its list, or what becomes of it, is to be looked at
+  int32_t until_settle; // objects that have to come back before that
   uint32_t marked_ms;   // when the pages between its objects were purged, if was_purged; else when a tick first found it sparse, 0: none has
   uint16_t size_class;  // 0: not a span
   uint8_t first_slice, slices;

@@ -132,7 +132,8 @@ TEST_F(Pages, EveryClassGetsAnAlignedTaggedSpan) {
     EXPECT_EQ(span->size_class, c);
     EXPECT_EQ(span->slices, Class(c).slices);
     EXPECT_EQ(span->carved, 0u);
-    EXPECT_EQ(span->free_count, 0u);
+    EXPECT_EQ(span->settle_out, 0u);
+    EXPECT_EQ(span->until_settle, 0);
     for (size_t at = 0; at < SpanBytes(span); at += HZ3_SLICE_BYTES / 2) {
       EXPECT_EQ(hz3_pages_span_of(base + at), span);
       EXPECT_EQ(hz3_tag_of(base + at), (c <= HZ3_TABLE_CLASS_LAST ? intptr_t{c} : -intptr_t{c}) * kTagPerClass);

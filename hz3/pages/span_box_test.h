@@ -167,7 +167,7 @@ TEST_P(SpanBoxTest, SpansAreOnTheListOfTheirRoom) {
   while (!objects.empty()) {
     for (void *object : objects) {
       hz3_span *span = hz3_pages_span_of(object);
-      size_t room = span->free_count + per_span_ - span->carved;
+      size_t room = per_span_ - hz3_span_objects_out(span);
       size_t list = room == 0 ? size_t{HZ3_SPAN_NO_LIST} : size_t{room * 4 >= per_span_} + size_t{room * 2 >= per_span_} + size_t{room * 4 >= per_span_ * 3};
       if (list == 3 && span->was_purged) list = 4;
       ASSERT_EQ(size_t{span->list}, list) << room << " of " << per_span_;

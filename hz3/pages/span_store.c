@@ -27,13 +27,13 @@ enum { HELD_UP_MS = 60 * 1000 };  // a tick that has read the clock may take so 
 // may hold none.
 enum { DRAIN_SHARE = 8, DRAIN_FEW_SPANS = 4, DRAIN_EXCHANGE = 512, DRAIN_MOST_BYTES = HZ3_SLICE_BYTES / 2 };
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
-#define FITS_MOST_WORDS(class, below, bytes, slices, objects) \
-  _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits");
-HZ3_SIZE_CLASSES(FITS_MOST_WORDS)
+// Behind the last object there may be the start of one more, which a bad pointer may name: there has to be a bit for it, too.
+#define FITS_WORDS(class, below, bytes, slices, objects) \
+  _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits"); \
+  _Static_assert((objects) % 64 != 0 || (objects) * (bytes) == (slices) * HZ3_SLICE_BYTES, "every start of an object has its bit");
+HZ3_SIZE_CLASSES(FITS_WORDS)
 
-static size_t room_of(const struct hz3_span *span) {
-  return span->free_count + (hz3_size_classes[span->size_class].objects - span->carved);
-}
+static size_t room_of(const struct hz3_span *span) { return hz3_size_classes[span->size_class].objects - hz3_span_objects_out(span); }
 
 // The first of a list points back to the last, so that a walk can take from the end while others fetch from the front.
 static void unlink_locked(struct hz3_span_store *store, struct hz3_span *span) {
@@ -55,14 +55,20 @@ static void link_locked(struct hz3_span_store *store, struct hz3_span *span, uin
   span->list = list;
 }
 
-// The free count at which a span on `list` is to be looked at again: when the next list is due, if it was purged when half of what is
+// Of how many objects out a span on `list` is to be looked at again: when the next list is due, if it was purged when half of what is
 // out came back, or when it is hollow, and then with each object that comes back.
-static uint32_t next_settle(const struct hz3_span *span, uint8_t list, size_t objects) {
-  const size_t next_room[HZ3_SPAN_LISTS] = {(objects + 3) / 4, (objects + 1) / 2, (objects * 3 + 3) / 4, SIZE_MAX / 2, SIZE_MAX / 2};
-  size_t next = span->free_count + (next_room[list] - room_of(span)), out = span->carved - span->free_count;
-  if (list == PURGED_LIST) next = hz3_min(next, span->free_count + (out + 1) / 2);
-  next = hz3_min(next, span->carved - hz3_min(span->carved, HOLLOW_OBJECTS));
-  return (uint32_t)hz3_max(next, span->free_count + 1);
+static size_t next_settle(const struct hz3_span *span, uint8_t list, size_t objects) {
+  const size_t of_list[HZ3_SPAN_LISTS] = {objects * 3 / 4, objects / 2, objects / 4, 0, 0};
+  size_t out = hz3_span_objects_out(span);
+  if (list == HZ3_SPAN_NO_LIST) return out - 1;
+  size_t next = hz3_max(of_list[list], hz3_min(span->carved, HOLLOW_OBJECTS));
+  if (list == PURGED_LIST) next = hz3_max(next, out / 2);
+  return hz3_min(next, out - 1);
+}
+
+static void settle_at(struct hz3_span *span, size_t out) {
+  span->until_settle += (int32_t)(span->settle_out - out);
+  span->settle_out = (uint32_t)out;
 }
 
 // Puts the span where its room says, after the room changed.
@@ -71,7 +77,7 @@ static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   size_t room = room_of(span), objects = hz3_size_classes[span->size_class].objects;
   uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects) + (room * 4 >= objects * 3));
   if (list == SPARSE_LIST && span->was_purged) list = PURGED_LIST;
-  span->settle_at = list == HZ3_SPAN_NO_LIST ? 0 : next_settle(span, list, objects);
+  settle_at(span, next_settle(span, list, objects));
   if (list == span->list) return;
   unlink_locked(store, span);
   if (list == SPARSE_LIST) span->marked_ms = 0;
@@ -118,7 +124,7 @@ struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned
   struct hz3_span *span = emptiest_locked(store);
   if (span != NULL) {
     unlist_locked(store, span);
-    *live = span->carved - span->free_count;
+    *live = hz3_span_objects_out(span);
     hz3_take_from_figure(&store->spans, 1);
     hz3_take_from_figure(&store->live_objects, *live);
     set_home(span, new_home);  // from here on objects come back to it under the new home's lock
@@ -127,18 +133,27 @@ struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned
   return span;
 }
 
-// Takes up to `count` returned objects out of the bitmap.
+// Takes up to `count` returned objects: the lowest ones whose bits are not set, for what is not carved lies above.
 static size_t take_returned(struct hz3_span *span, void **out, size_t count) {
   char *base = span->base;
   size_t bytes = hz3_size_classes[span->size_class].bytes;
-  size_t wanted = hz3_min(count, span->free_count), left = wanted;
+  size_t taken = hz3_min(count, span->carved - hz3_span_objects_out(span)), left = taken;
   for (size_t w = 0; left > 0; w++) {
-    uint64_t word = span->free_words[w];
+    uint64_t word = ~span->out_words[w];
     for (; word != 0 && left > 0; word &= word - 1) out[--left] = base + (w * 64 + (size_t)__builtin_ctzll(word)) * bytes;
-    span->free_words[w] = word;
+    span->out_words[w] = ~word;
   }
-  span->free_count -= (uint32_t)wanted;
-  return wanted;
+  return taken;
+}
+
+// The bits of `count` objects from `first` on, all in one word.
+HZ3_INLINE uint64_t bits_of(size_t first, size_t count) { return UINT64_MAX >> (64 - count) << first % 64; }
+
+static void mark_as_out(struct hz3_span *span, size_t first, size_t count) {
+  for (size_t step; count > 0; first += step, count -= step) {
+    step = hz3_min(count, 64 - first % 64);
+    span->out_words[first / 64] |= bits_of(first, step);
+  }
 }
 
 // Writes the addresses of `count` fresh objects so that the lowest is popped first (magazines are popped from the end): a
@@ -148,6 +163,7 @@ static size_t take_returned(struct hz3_span *span, void **out, size_t count) {
 static void carve(struct hz3_span *span, void **out, size_t count) {
   size_t bytes = hz3_size_classes[span->size_class].bytes, per_line = count > SPREAD_MOST ? 1 : (HZ3_CACHE_LINE + bytes - 1) / bytes;
   char *at = span->base + span->carved * bytes;
+  mark_as_out(span, span->carved, count);
   span->carved += (uint32_t)count;
   size_t left = count;
   for (size_t first = 0; first < per_line; first++) {
@@ -179,9 +195,10 @@ static size_t take_from_locked(struct hz3_span_store *store, struct hz3_span *sp
   if (HZ3_UNLIKELY(span->was_purged)) hz3_pages_note_hollow_use(span->marked_ms);
   span->was_purged = false;
   span->marked_ms = 0;
-  size_t taken = span->free_count == 0 ? 0 : take_returned(span, out, count);
+  size_t taken = take_returned(span, out, count);
   size_t fresh = hz3_min(count - taken, hz3_size_classes[span->size_class].objects - span->carved);
   carve(span, out + taken, fresh);
+  span->until_settle += (int32_t)(taken + fresh);
   if (taken > 0 || !span->is_clean) *is_clean = false;
   return taken + fresh;
 }
@@ -229,7 +246,7 @@ static uintptr_t owner_of(unsigned size_class, const void *object) {
 // False if the object's span is not of this kind (HZ3_PAGE_MAP_KIND), which it stays while the caller holds the lock of that home. What is
 // no object of the class is told from one of another home later, by owner_of, when it comes to be the first.
 HZ3_INLINE bool is_in_span_of(uintptr_t kind, const void *object, struct hz3_span **span) {
-  uintptr_t owner = hz3_page_map_owner(object) ^ kind;
+  uintptr_t owner = hz3_page_map_owner_in_chunk(object) ^ kind;
   *span = (struct hz3_span *)owner;
   return (owner & HZ3_PAGE_MAP_KIND) == 0;
 }
@@ -247,7 +264,7 @@ static bool is_shrinking(const struct hz3_span_store *store, size_t objects) {
 // Puts a span where its objects say after some came back: an entirely free one leaves the store.
 static void place_locked(struct hz3_span_store *store, struct hz3_span *span, struct off_list *off) {
   if (span->list == HZ3_SPAN_OFF_LISTS) return;
-  if (span->free_count < span->carved) {
+  if (hz3_span_objects_out(span) > 0) {
     if (!span->is_draining && is_draining(store, &hz3_size_classes[span->size_class])) set_draining_locked(span, true);
     relist_locked(store, span);
     return;
@@ -266,10 +283,9 @@ static void take_to_purge_locked(struct hz3_span_store *store, struct hz3_span *
   hz3_pages_note_hollow_purge();
 }
 
-// After `count` objects of the span came back, its free count has reached `settle_at`.
+// After `count` objects of the span came back, no more than `settle_out` are out.
 static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_span *span, size_t count, struct off_list *off) {
-  uint32_t out = span->carved - span->free_count, out_before = out + (uint32_t)count;
-  uint32_t objects = hz3_size_classes[span->size_class].objects;
+  size_t out = hz3_span_objects_out(span), out_before = out + count, objects = hz3_size_classes[span->size_class].objects;
   bool has_crossed = (out <= HOLLOW_OBJECTS && out_before > HOLLOW_OBJECTS) || (out == 1 && out_before > 1);
   bool is_hollow = has_crossed && out > 0 && out * 4 <= objects;
   if (span->list == PURGED_LIST && out > HOLLOW_OBJECTS) span->was_purged = false;
@@ -280,14 +296,6 @@ static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_
   take_to_purge_locked(store, span);
   span->next = off->hollow;
   off->hollow = span;
-}
-
-// Which objects are out, one bit each. Those that come back later are not missed. Returns how many words that takes.
-static size_t objects_out_locked(const struct hz3_span *span, uint64_t *out) {
-  size_t words = (span->carved + 63) / 64;
-  for (size_t w = 0; w < words; w++) out[w] = ~span->free_words[w];
-  if (span->carved % 64 != 0) out[words - 1] &= ((uint64_t)1 << span->carved % 64) - 1;
-  return words;
 }
 
 struct purge_result {
@@ -314,7 +322,8 @@ static char *resident_end(const struct hz3_span *span, size_t carved) {
 static bool purge_inside(struct hz3_span_store *store, struct hz3_span *span, struct off_list *off) {
   uint64_t out[MOST_WORDS];
   hz3_lock_acquire(&store->lock);
-  size_t words = objects_out_locked(span, out), carved = span->carved, bytes = hz3_size_classes[span->size_class].bytes;
+  size_t carved = span->carved, words = (carved + 63) / 64, bytes = hz3_size_classes[span->size_class].bytes;
+  __builtin_memcpy(out, span->out_words, words * sizeof *out);  // those that come back later are not missed
   span->is_purged = true;  // before, so that whatever comes back from here on is noticed
   hz3_lock_release(&store->lock);
   struct purge_result result = {false, false};
@@ -410,22 +419,25 @@ size_t hz3_span_store_purge_sparse(struct hz3_span_store *store, uint32_t now_ms
   return count;
 }
 
-// `count` objects of the span are marked as free.
+// `count` objects of the span are no longer marked as out.
 static void end_run_locked(struct hz3_span_store *store, struct hz3_span *span, size_t count, struct off_list *off) {
-  span->free_count += (uint32_t)count;
   span->is_purged = false;
-  if (span->free_count >= span->settle_at) settle_locked(store, span, count, off);
+  span->until_settle -= (int32_t)count;
+  if (span->until_settle <= 0) settle_locked(store, span, count, off);
 }
 
-static HZ3_COLD void stop(const char *what, const struct hz3_span *span, const void *object) {
-  hz3_fatal(what, object, hz3_size_classes[span->size_class].bytes);
+// Ends the process for a pointer into the span that is no object which is out.
+static HZ3_COLD void refuse(const struct hz3_span *span, const void *object) {
+  bool is_start;
+  size_t index = hz3_object_index(hz3_size_classes[span->size_class].reciprocal, (size_t)((const char *)object - span->base), &is_start);
+  hz3_fatal(is_start && index < span->carved ? HZ3_FATAL_DOUBLE_FREE : HZ3_FATAL_MISALIGNED_FREE, object, hz3_size_classes[span->size_class].bytes);
 }
 
 // The number of the object in its span.
 HZ3_INLINE size_t index_in(const struct hz3_span *span, uint64_t reciprocal, const void *object) {
   bool is_start;
   size_t index = hz3_object_index(reciprocal, (size_t)((const char *)object - span->base), &is_start);
-  if (HZ3_UNLIKELY(!is_start) || HZ3_UNLIKELY(index >= span->carved)) stop(HZ3_FATAL_MISALIGNED_FREE, span, object);
+  if (HZ3_UNLIKELY(!is_start)) refuse(span, object);
   return index;
 }
 
@@ -441,10 +453,11 @@ static void **release_singly_locked(struct hz3_span_store *store, unsigned home,
       continue;
     }
     size_t index = index_in(span, reciprocal, object);
-    uint64_t *word = &span->free_words[index / 64], bit = (uint64_t)1 << index % 64;
-    if (HZ3_UNLIKELY((*word & bit) != 0)) stop(HZ3_FATAL_DOUBLE_FREE, span, object);
-    *word |= bit;
-    end_run_locked(store, span, 1, off);
+    uint64_t *at = &span->out_words[index / 64], word = *at, bit = index % 64;
+    if (HZ3_UNLIKELY((word >> bit & 1) == 0)) refuse(span, object);
+    *at = word & ~((uint64_t)1 << bit);
+    span->is_purged = false;
+    if (--span->until_settle == 0) settle_locked(store, span, 1, off);  // below that only while it is off the lists
   }
   return others;
 }
@@ -460,15 +473,15 @@ HZ3_INLINE size_t stretch_of(void **next, size_t most, size_t bytes) {
 // because a load of it would wait for the store before.
 HZ3_INLINE void **mark_word(struct hz3_span *span, const struct hz3_size_class *class, void **next, void **end, bool in_stretches) {
   const void *object = *next;
-  size_t index = index_in(span, class->reciprocal, object), bit = index % 64, first = index - bit, limit = hz3_min(span->carved - first, 64);
+  size_t index = index_in(span, class->reciprocal, object), bit = index % 64, first = index - bit, limit = hz3_min(class->objects - first, 64);
   const char *start = span->base + first * class->bytes;
-  uint64_t *at = &span->free_words[index / 64], word = *at;
+  uint64_t *at = &span->out_words[index / 64], word = *at;
   bool is_start;
   do {
     size_t count = in_stretches ? stretch_of(next, hz3_min((size_t)(end - next), limit - bit), class->bytes) : 1;
-    uint64_t bits = UINT64_MAX >> (64 - count) << bit;
-    if (HZ3_UNLIKELY((word & bits) != 0)) stop(HZ3_FATAL_DOUBLE_FREE, span, start + (size_t)__builtin_ctzll(word & bits) * class->bytes);
-    word |= bits;
+    uint64_t bits = bits_of(bit, count);
+    if (HZ3_UNLIKELY((word & bits) != bits)) refuse(span, start + (size_t)__builtin_ctzll(bits & ~word) * class->bytes);
+    word &= ~bits;
     next += count;
     if (next == end) break;
     object = *next;
@@ -492,7 +505,7 @@ HZ3_INLINE void **release_words_locked(struct hz3_span_store *store, unsigned ho
     }
     void **run = next;
     do next = mark_word(span, &class, next, end, in_stretches);
-    while (next != end && (size_t)((char *)*next - span->base) < span->carved * (size_t)class.bytes);
+    while (next != end && (size_t)((char *)*next - span->base) < class.objects * (size_t)class.bytes);
     end_run_locked(store, span, (size_t)(next - run), off);
   }
   return others;

@@ -5,8 +5,8 @@
 // Called by: small, medium.
 // Locks: one per store, rank CLASS; taken here, never two at once, nor while a span comes from or goes back to its chunk.
 // Invariant: a span is on the list of its fullness in the store of its home while 0 < room, except while it is off the lists: it
-//   is purged, or moves to another home. room = free_count + (objects - carved); free_count = bits set. No object memory is
-//   read or written.
+//   is purged, or moves to another home. room = objects - out; out = bits set, none at or above carved. No object memory is read or
+//   written.
 #ifndef HZ3_PAGES_SPAN_STORE_H_
 #define HZ3_PAGES_SPAN_STORE_H_
 
@@ -28,6 +28,8 @@ struct hz3_span_store {
   bool drains_in_vain;                     // threads are to keep what they free even where spans are empty enough to drain
 } __attribute__((aligned(HZ3_CACHE_LINE)));
 #define HZ3_SPAN_STORE_INIT {.lock = HZ3_LOCK_INIT(HZ3_RANK_CLASS)}
+
+HZ3_INLINE size_t hz3_span_objects_out(const struct hz3_span *span) { return span->settle_out + (uint32_t)span->until_settle; }
 
 // Takes up to `count` objects out of the spans with room; 0 if there is none. *is_clean is cleared if any of them may be
 // non-zero, else left alone.

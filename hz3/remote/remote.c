@@ -122,10 +122,10 @@ static bool is_full(unsigned size_class, unsigned cpu, size_t magazine_bytes, si
   return height * shard_count >= limit;
 }
 
-bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, bool may_cool) {
+bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, size_t most_bytes) {
   unsigned cpu = own_cpu();
   size_t bytes = bytes_of(size_class, magazine);
-  if (is_full(size_class, cpu, bytes, limit) && (!may_cool || warm_bytes(shard_of(cpu)) >= (size_t)2 * HZ3_COOL_BYTES)) return false;
+  if (is_full(size_class, cpu, bytes, limit) && warm_bytes(shard_of(cpu)) >= most_bytes) return false;
   add_warm(cpu, bytes);
   if (hz3_stack_push(&cpus[cpu].warm[size_class], magazine, magazine, 1, false)) return true;
   add_warm(cpu, 0 - bytes);

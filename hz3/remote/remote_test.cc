@@ -161,7 +161,7 @@ hz3_magazine *MagazineOf(unsigned c, double share) {
 
 bool PushFromElsewhere(unsigned c, hz3_magazine *magazine, size_t limit = SIZE_MAX) {
   Pinned elsewhere(1);
-  return hz3_depot_push(c, magazine, limit, false);
+  return hz3_depot_push(c, magazine, limit, 0);
 }
 
 uint32_t TakeLowWater(unsigned c) {
@@ -181,9 +181,9 @@ TEST_F(Remote, DepotRefusesBeyondTheLimit) {
   Pinned pinned;
   unsigned c = hz3_size_class_of(4096);
   hz3_magazine *a = NewMagazine(), *b = NewMagazine();
-  EXPECT_FALSE(hz3_depot_push(c, a, 0, false));
-  EXPECT_TRUE(hz3_depot_push(c, a, 1, false));
-  EXPECT_FALSE(hz3_depot_push(c, b, 1, false));
+  EXPECT_FALSE(hz3_depot_push(c, a, 0, 0));
+  EXPECT_TRUE(hz3_depot_push(c, a, 1, 0));
+  EXPECT_FALSE(hz3_depot_push(c, b, 1, 0));
   EXPECT_EQ(PopAll(c), std::vector<hz3_magazine *>({a}));
   FreeAll({a, b});
 }
@@ -195,21 +195,21 @@ TEST_F(Remote, EachShardTakesItsShareOfTheLimit) {
   std::vector<hz3_magazine *> all;
   for (size_t i = 0; i < 4; i++) {
     all.push_back(NewMagazine());
-    EXPECT_EQ(hz3_depot_push(c, all.back(), 3 * shards, false), i < 3);
+    EXPECT_EQ(hz3_depot_push(c, all.back(), 3 * shards, 0), i < 3);
   }
   PopAll(c);
   FreeAll(all);
 }
 
-TEST_F(Remote, WhatMayCoolIsRefusedOnceEnoughCools) {
+TEST_F(Remote, BeyondTheLimitIsRefusedOnceEnoughIsWarm) {
   Pinned pinned;
   unsigned c = hz3_size_class_of(2048);
   hz3_magazine *a = MagazineOf(c, 1.5), *b = MagazineOf(c, 0.6), *d = MagazineOf(c, 0.1);
-  EXPECT_TRUE(hz3_depot_push(c, a, 0, true));
-  EXPECT_TRUE(hz3_depot_push(c, b, 0, true)) << "three quarters of what may cool were there";
-  EXPECT_FALSE(hz3_depot_push(c, d, 0, true));
-  EXPECT_FALSE(hz3_depot_push(c, d, 2, true));
-  EXPECT_TRUE(hz3_depot_push(c, d, 1000, false));
+  EXPECT_TRUE(hz3_depot_push(c, a, 0, 2 * HZ3_COOL_BYTES));
+  EXPECT_TRUE(hz3_depot_push(c, b, 0, 2 * HZ3_COOL_BYTES)) << "three quarters of the most were there";
+  EXPECT_FALSE(hz3_depot_push(c, d, 0, 2 * HZ3_COOL_BYTES));
+  EXPECT_FALSE(hz3_depot_push(c, d, 2, 2 * HZ3_COOL_BYTES));
+  EXPECT_TRUE(hz3_depot_push(c, d, 1000, 0));
   FreeAll(PopAll(c));
 }
 
@@ -220,8 +220,8 @@ TEST_F(Remote, OwnMagazinesAreLastInFirstOut) {
   hz3_magazine *a = NewMagazine(), *b = NewMagazine();
   a->count = 3;
   b->count = 5;
-  EXPECT_TRUE(hz3_depot_push(c, a, 1000, false));
-  EXPECT_TRUE(hz3_depot_push(c, b, 1000, false));
+  EXPECT_TRUE(hz3_depot_push(c, a, 1000, 0));
+  EXPECT_TRUE(hz3_depot_push(c, b, 1000, 0));
   EXPECT_EQ(hz3_depot_objects(c), 8u);
   EXPECT_EQ(hz3_depot_objects(c + 1), 0u);
   std::vector<hz3_magazine *> all;
@@ -256,8 +256,8 @@ TEST_F(RemoteCpus, WhatHasCooledCounts) {
   TakeLowWater(c);
   EXPECT_EQ(TakeLowWater(c), 2u);
   const size_t shards = Shards();
-  ASSERT_FALSE(hz3_depot_push(c, all[0], 2 * shards, false));
-  EXPECT_TRUE(hz3_depot_push(c, all[0], 3 * shards, false));
+  ASSERT_FALSE(hz3_depot_push(c, all[0], 2 * shards, 0));
+  EXPECT_TRUE(hz3_depot_push(c, all[0], 3 * shards, 0));
   EXPECT_EQ(PopAll(c).size(), 3u);
   FreeAll({all, all + 3});
 }
@@ -269,7 +269,7 @@ TEST_F(RemoteCpus, OneOfOnesOwnComesBeforeWhatHasCooled) {
   ASSERT_TRUE(PushFromElsewhere(c, a));
   ASSERT_TRUE(PushFromElsewhere(c, b));
   EXPECT_EQ(Pop(c), a);
-  ASSERT_TRUE(hz3_depot_push(c, own, 1000, false));
+  ASSERT_TRUE(hz3_depot_push(c, own, 1000, 0));
   EXPECT_EQ(Pop(c), own);
   EXPECT_EQ(Pop(c), b);
   FreeAll({a, b, own});
@@ -280,8 +280,8 @@ TEST_F(RemoteCpus, EachGetsItsOwnBack) {
   Pinned pinned;
   unsigned c = FreshClass();
   hz3_magazine *a = NewMagazine(), *b = NewMagazine(), *other = NewMagazine();
-  ASSERT_TRUE(hz3_depot_push(c, a, 1000, false));
-  ASSERT_TRUE(hz3_depot_push(c, b, 1000, false));
+  ASSERT_TRUE(hz3_depot_push(c, a, 1000, 0));
+  ASSERT_TRUE(hz3_depot_push(c, b, 1000, 0));
   ASSERT_TRUE(PushFromElsewhere(c, other));
   EXPECT_EQ(Pop(c), b);
   EXPECT_EQ(Pop(c), a);
@@ -301,7 +301,7 @@ TEST_F(RemoteCpus, EachMayKeepALittleOfSmallObjects) {
     };
     std::vector<hz3_magazine *> all = {magazine(), magazine(), magazine()}, others = {magazine(), magazine(), magazine()};
     for (size_t i = 0; i < 3; i++) EXPECT_EQ(PushFromElsewhere(c, others[i], 0), bytes == 32 && i < 2);
-    for (size_t i = 0; i < 3; i++) EXPECT_EQ(hz3_depot_push(c, all[i], 0, false), bytes == 32 && i < 2);
+    for (size_t i = 0; i < 3; i++) EXPECT_EQ(hz3_depot_push(c, all[i], 0, 0), bytes == 32 && i < 2);
     PopAll(c);
     FreeAll(all);
     FreeAll(others);
@@ -315,7 +315,7 @@ TEST_F(RemoteCpus, WhatHasCooledAnywhereIsFound) {
     hz3_magazine *cooled = MagazineOf(c, 1);
     {
       Pinned elsewhere(cpu);
-      ASSERT_TRUE(hz3_depot_push(c, cooled, 1000, false));
+      ASSERT_TRUE(hz3_depot_push(c, cooled, 1000, 0));
     }
     EXPECT_EQ(Pop(c), cooled) << "of CPU " << cpu;
     FreeAll({cooled});
@@ -328,7 +328,7 @@ TEST_F(RemoteCpus, TheOneWithMostIsDrainedFirst) {
   Pinned pinned;
   unsigned c = FreshClass();
   hz3_magazine *own = NewMagazine(), *first = NewMagazine(), *second = NewMagazine();
-  ASSERT_TRUE(hz3_depot_push(c, own, 1000, false));
+  ASSERT_TRUE(hz3_depot_push(c, own, 1000, 0));
   ASSERT_TRUE(PushFromElsewhere(c, first));
   ASSERT_TRUE(PushFromElsewhere(c, second));
   EXPECT_EQ(hz3_depot_drain(c), second);
@@ -460,10 +460,10 @@ TEST_F(Remote, WhatAFullStackRefusesDoesNotCool) {
   Pinned pinned;
   unsigned c = FreshClass(), other = hz3_size_class_of(2048);
   std::vector<hz3_magazine *> all = Chain(HZ3_STACK_MAX);
-  for (hz3_magazine *magazine : all) ASSERT_TRUE(hz3_depot_push(c, magazine, SIZE_MAX, false));
+  for (hz3_magazine *magazine : all) ASSERT_TRUE(hz3_depot_push(c, magazine, SIZE_MAX, 0));
   hz3_magazine *refused = MagazineOf(c, 2.5), *cools = MagazineOf(other, 0.1);
-  EXPECT_FALSE(hz3_depot_push(c, refused, SIZE_MAX, false));
-  EXPECT_TRUE(hz3_depot_push(other, cools, 0, true));
+  EXPECT_FALSE(hz3_depot_push(c, refused, SIZE_MAX, 0));
+  EXPECT_TRUE(hz3_depot_push(other, cools, 0, 2 * HZ3_COOL_BYTES));
   PopAll(c);
   PopAll(other);
   FreeAll(all);
@@ -494,11 +494,11 @@ TEST_F(Remote, LowWaterIsWhatNobodyNeeded) {
   Pinned pinned;
   unsigned c = FreshClass();
   std::vector<hz3_magazine *> taken;
-  for (int i = 0; i < 10; i++) ASSERT_TRUE(hz3_depot_push(c, MagazineOf(c, 0.001), 1000, false));
+  for (int i = 0; i < 10; i++) ASSERT_TRUE(hz3_depot_push(c, MagazineOf(c, 0.001), 1000, 0));
   TakeLowWater(c);
   EXPECT_EQ(TakeLowWater(c), 10u) << "nothing was popped since the mark";
   for (int i = 0; i < 4; i++) taken.push_back(hz3_depot_drain(c));
-  for (hz3_magazine *magazine : taken) ASSERT_TRUE(hz3_depot_push(c, magazine, 1000, false));
+  for (hz3_magazine *magazine : taken) ASSERT_TRUE(hz3_depot_push(c, magazine, 1000, 0));
   EXPECT_EQ(TakeLowWater(c), 6u);
   EXPECT_EQ(TakeLowWater(c), 10u) << "the mark was set anew";
   FreeAll(PopAll(c));
@@ -539,7 +539,7 @@ TEST_F(Remote, ThreadsNeitherLoseNorDouble) {
           magazine->slots[0] = magazine;
           magazine->count = 254;
           disown(magazine);
-          if (choice == 3 && hz3_depot_push(c, magazine, 1000, false)) continue;
+          if (choice == 3 && hz3_depot_push(c, magazine, 1000, 0)) continue;
           magazine->count = 0;
           hz3_magazine_free(magazine, magazine, 1);
         }
@@ -563,14 +563,14 @@ TEST_F(Remote, TheSameMagazinesComeOutAgain) {
   unsigned c = FreshClass();
   std::set<hz3_magazine *> before;
   for (int i = 0; i < kMagazines; i++) before.insert(NewMagazine());
-  for (hz3_magazine *magazine : before) ASSERT_TRUE(hz3_depot_push(c, magazine, 1000, false));
+  for (hz3_magazine *magazine : before) ASSERT_TRUE(hz3_depot_push(c, magazine, 1000, 0));
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; t++) {
     threads.emplace_back([c] {
       for (int i = 0; i < 20000; i++) {
         hz3_magazine *first = hz3_depot_pop(c), *second = hz3_depot_pop(c);
-        if (first != nullptr) hz3_depot_push(c, first, 1000, false);
-        if (second != nullptr) hz3_depot_push(c, second, 1000, false);
+        if (first != nullptr) hz3_depot_push(c, first, 1000, 0);
+        if (second != nullptr) hz3_depot_push(c, second, 1000, 0);
       }
     });
   }

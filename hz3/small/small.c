@@ -23,16 +23,14 @@ static size_t bitmap_bytes(unsigned size_class) {
 // With its bitmap; NULL when out of memory. Takes NULL for a span.
 static struct hz3_span *with_bitmap(struct hz3_span *span, unsigned size_class) {
   if (span == NULL) return NULL;
-  span->free_words = (uint64_t *)hz3_metadata_alloc_bitmap(bitmap_bytes(size_class));
-  if (span->free_words != NULL) return span;
+  span->out_words = (uint64_t *)hz3_metadata_alloc_bitmap(bitmap_bytes(size_class));
+  if (span->out_words != NULL) return span;
   hz3_pages_free_span(span);
   return NULL;
 }
 
 static void free_span(struct hz3_span *span) {
-  size_t bytes = bitmap_bytes(span->size_class);
-  __builtin_memset(span->free_words, 0, bytes);
-  hz3_metadata_free_bitmap(span->free_words, bytes);
+  hz3_metadata_free_bitmap(span->out_words, bitmap_bytes(span->size_class));
   hz3_pages_free_span(span);
 }
 

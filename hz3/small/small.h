@@ -3,7 +3,7 @@
 // Called by: hot, in batches only.
 // Owns: one store per small class and home.
 // Locks: one per class and home, rank CLASS.
-// Invariant: free_count = bits set; live objects of a span = carved - free_count; no object memory is read or written.
+// Invariant: objects of a span that are out = bits set; no object memory is read or written.
 #ifndef HZ3_SMALL_SMALL_H_
 #define HZ3_SMALL_SMALL_H_
 
