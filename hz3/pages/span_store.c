@@ -475,19 +475,19 @@ HZ3_INLINE void **mark_word(struct hz3_span *span, const struct hz3_size_class *
   const void *object = *next;
   size_t index = index_in(span, class->reciprocal, object), bit = index % 64, first = index - bit, limit = hz3_min(class->objects - first, 64);
   const char *start = span->base + first * class->bytes;
-  uint64_t *at = &span->out_words[index / 64], word = *at;
+  uint64_t *at = &span->out_words[index / 64], back = ~*at;
   bool is_start;
   do {
     size_t count = in_stretches ? stretch_of(next, hz3_min((size_t)(end - next), limit - bit), class->bytes) : 1;
-    uint64_t bits = bits_of(bit, count);
-    if (HZ3_UNLIKELY((word & bits) != bits)) refuse(span, start + (size_t)__builtin_ctzll(bits & ~word) * class->bytes);
-    word &= ~bits;
+    uint64_t bits = in_stretches ? bits_of(bit, count) : (uint64_t)1 << bit, twice = in_stretches ? back & bits : back >> bit & 1;
+    if (HZ3_UNLIKELY(twice != 0)) refuse(span, in_stretches ? start + (size_t)__builtin_ctzll(twice) * class->bytes : object);
+    back |= bits;
     next += count;
     if (next == end) break;
     object = *next;
     bit = hz3_object_index(class->reciprocal, (size_t)((const char *)object - start), &is_start);
   } while (bit < limit && is_start);
-  *at = word;
+  *at = ~back;
   return next;
 }
 
