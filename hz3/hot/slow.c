@@ -51,7 +51,7 @@ static uint32_t trim_epoch;
 static size_t grown_process_bytes;  // sum of all heaps' grown_bytes
 static uint32_t step_ms;            // the time in steps of QUIET_MS / 2, as far as a slow path has looked at the clock
 static struct {
-  uint32_t ran_dry_ms, limited_ms, swung_ms;  // the steps in which a bin last ran dry, a bin or drain was limited or the depot refused big objects, and a bin ran dry soon after that
+  uint32_t ran_dry_ms, limited_ms, swung_ms;  // the steps in which a bin last ran dry, a bin or drain was limited or the depot refused what threads share, and a bin ran dry soon after that
 } steps[HZ3_CLASS_COUNT];
 
 #define OFFSETS(class, below, bytes, slices, objects) \
@@ -307,14 +307,14 @@ static size_t depot_limit(unsigned c, size_t magazine_objects) {
 
 // Gives a magazine with objects to whoever needs it next; if the depot has enough, the objects go to their spans, and one
 // more magazine with them, so that the depot shrinks with what lives. What a thread frees that does not allocate of the class
-// may cool in the depot; other threads do better with what their spans hand out in order of addresses. But for big objects, of which
-// each is in lines and pages of its own: if their class swings, the depot may keep as much of them as bins may grow by (docs/decisions/0036).
+// may cool in the depot; other threads do better with what their spans hand out in order of addresses. But of medium
+// blocks threads share the spans: what swings of those the depot may keep, as much as bins may grow by (docs/decisions/0036).
 static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
-  bool only_frees = !hz3_has_class(heap->refilled_bits, c), comes_again = is_big(c) && swings(c);
+  bool only_frees = !hz3_has_class(heap->refilled_bits, c), is_shared = c > HZ3_SMALL_CLASS_LAST && hz3_heap_count() > 1;
   size_t most_swinging = hz3_min(hz3_heap_count() * GROWN_HEAP_BYTES, GROWN_PROCESS_BYTES);
-  size_t most_bytes = comes_again ? most_swinging : only_frees ? COOLING_BYTES : 0;
+  size_t most_bytes = is_shared && swings(c) ? most_swinging : only_frees ? COOLING_BYTES : 0;
   if (hz3_depot_push(c, magazine, depot_limit(c, magazine->count), most_bytes)) return;
-  if (is_big(c)) set_to_now(&steps[c].limited_ms);
+  if (is_shared) set_to_now(&steps[c].limited_ms);
   struct hz3_magazine *older = hz3_depot_drain_own(c);
   release_magazine(heap, c, magazine);
   if (older != NULL) release_magazine(heap, c, older);

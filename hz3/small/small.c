@@ -16,21 +16,25 @@ static void note_home(unsigned home) {
   while (count <= home && !__atomic_compare_exchange_n(&homes, &count, home + 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
 }
 
+// Whole cache lines: spans of different homes share none (docs/decisions/0029). 0: the span's own word is enough.
 static size_t bitmap_bytes(unsigned size_class) {
-  return hz3_ceil_power_of_two((hz3_size_classes[size_class].objects + 63u) / 64u * 8);
+  size_t objects = hz3_size_classes[size_class].objects;
+  return objects <= 64 ? 0 : hz3_max(hz3_ceil_power_of_two((objects + 63) / 64 * 8), HZ3_CACHE_LINE);
 }
 
 // With its bitmap; NULL when out of memory. Takes NULL for a span.
 static struct hz3_span *with_bitmap(struct hz3_span *span, unsigned size_class) {
   if (span == NULL) return NULL;
-  span->out_words = (uint64_t *)hz3_metadata_alloc_bitmap(bitmap_bytes(size_class));
+  size_t bytes = bitmap_bytes(size_class);
+  span->out_words = bytes == 0 ? &span->out_word : (uint64_t *)hz3_metadata_alloc_bitmap(bytes);
   if (span->out_words != NULL) return span;
   hz3_pages_free_span(span);
   return NULL;
 }
 
 static void free_span(struct hz3_span *span) {
-  hz3_metadata_free_bitmap(span->out_words, bitmap_bytes(span->size_class));
+  size_t bytes = bitmap_bytes(span->size_class);
+  if (bytes != 0) hz3_metadata_free_bitmap(span->out_words, bytes);
   hz3_pages_free_span(span);
 }
 
