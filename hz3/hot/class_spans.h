@@ -24,13 +24,13 @@ HZ3_INLINE size_t hz3_class_purge_sparse(unsigned size_class, uint32_t now_ms, s
   return size_class > HZ3_SMALL_CLASS_LAST ? hz3_medium_purge_sparse(size_class, now_ms, most) : hz3_small_purge_sparse(size_class, now_ms, most);
 }
 
-// Objects handed out and not come back, those in caches among them.
-HZ3_INLINE size_t hz3_class_objects_out(unsigned size_class) {
-  return size_class > HZ3_SMALL_CLASS_LAST ? hz3_medium_live_objects(size_class) : hz3_small_live_objects(size_class);
+HZ3_INLINE struct hz3_class_use hz3_class_use(unsigned size_class) {
+  return size_class > HZ3_SMALL_CLASS_LAST ? hz3_medium_use(size_class) : hz3_small_use(size_class);
 }
 
-HZ3_INLINE size_t hz3_class_spans(unsigned size_class) {
-  return size_class > HZ3_SMALL_CLASS_LAST ? hz3_medium_spans(size_class) : hz3_small_spans(size_class);
+// Of one home; medium blocks have but one.
+HZ3_INLINE struct hz3_class_use hz3_class_use_at(unsigned size_class, unsigned home) {
+  return size_class > HZ3_SMALL_CLASS_LAST ? hz3_medium_use(size_class) : hz3_small_use_at(size_class, home);
 }
 
 HZ3_END_DECLS

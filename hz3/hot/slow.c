@@ -38,7 +38,8 @@ enum {
   FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking, nor as quiet
   SHRINKING_PART = 32,             // of one that does, a bin may hold no more than 1 in so many objects that are out,
   SWINGING_PART = 8,               // or 1 in so many if the class swings
-  COOLING_BYTES = 2 * HZ3_COOL_BYTES,  // in the warm depot of a shard, up to which a thread may leave more of what it does not allocate
+  COOLING_BYTES = 2 * HZ3_COOL_BYTES,  // that are warm in a shard of the depot, up to which a thread may add what it does not allocate
+  OWN_SAMPLES = 4,                 // of a magazine that tell whether all of it came from its thread's own spans
   FEWEST_IN_DEPOT = 2,             // magazines of a class that the depot may keep while no memory is being given back
   OBJECTS_PER_TICK = 64 * 1024,    // that a tick takes out of the depot, and
   HEAPS_PER_TICK = 16,             // parked heaps that it drains, and
@@ -250,7 +251,6 @@ static void note_ran_dry(unsigned c) {
 }
 
 static bool swings(unsigned c) { return ms_since(&steps[c].swung_ms) < HZ3_SWING_MS; }
-static bool is_quiet(unsigned c) { return hz3_class_spans(c) > FEW_SPANS && ms_since(&steps[c].ran_dry_ms) >= QUIET_MS; }
 
 // A bin that overflows or runs dry often may hold more, as long as the budgets last. Of big objects only if it does both in
 // turn: a program that only allocates, or only frees, gains nothing by a bin that holds megabytes.
@@ -276,44 +276,57 @@ static void release_magazine(struct hz3_heap *heap, unsigned c, struct hz3_magaz
 }
 
 // A class of which less than half is out of its spans is shrinking.
-static bool is_shrinking(unsigned c) {
-  size_t spans = hz3_class_spans(c);
-  return spans > FEW_SPANS && hz3_class_objects_out(c) * 2 < spans * hz3_size_classes[c].objects;
+static bool is_shrinking(unsigned c, const struct hz3_class_use *use) {
+  return use->spans > FEW_SPANS && use->out * 2 < use->spans * hz3_size_classes[c].objects;
 }
 
 // What caches hold of such a class pins spans, at worst one each, and so does what they hold of a quiet one, even if its spans go as
 // fast as its objects. So while a thread only frees of it, its bin and drain may hold a small part of what is out
-// (docs/decisions/0006); if the class swings, a bigger one, and nothing is taken from them while that is no less than they can. 0: no limit.
-static size_t limited_capacity(unsigned c, size_t capacity) {
-  bool quiet = is_quiet(c);
-  if (!quiet && !is_shrinking(c)) return 0;
+// (docs/decisions/0006); if the class swings, a bigger one, and nothing is taken from them while that is no less than they can. All
+// this for the home that the object comes from: what is going on in others says nothing of it. 0: no limit.
+static size_t limited_capacity(unsigned c, const void *object, size_t capacity) {
+  struct hz3_class_use use = hz3_class_use_at(c, hz3_pages_home_of(object));
+  bool quiet = use.spans > FEW_SPANS && ms_since(&steps[c].ran_dry_ms) >= QUIET_MS;
+  if (!quiet && !is_shrinking(c, &use)) return 0;
   bool comes_again = !quiet && swings(c);
-  size_t most = hz3_class_objects_out(c) / (comes_again ? SWINGING_PART : SHRINKING_PART);
+  size_t most = use.out / (comes_again ? SWINGING_PART : SHRINKING_PART);
   if (comes_again && most >= capacity) return 0;
   set_to_now(&steps[c].limited_ms);
   return hz3_max(hz3_min(capacity, most), 1);
+}
+
+// Whether all of a few samples are of the spans that this heap fetches from, while other heaps have others.
+static bool is_own(const struct hz3_heap *heap, unsigned c, const struct hz3_magazine *magazine) {
+  if (c > HZ3_SMALL_CLASS_LAST || hz3_heap_count() == 1) return false;
+  for (unsigned i = 0; i < OWN_SAMPLES; i++) {
+    if (hz3_pages_home_of(magazine->slots[magazine->count * i / OWN_SAMPLES]) != heap->home) return false;
+  }
+  return true;
 }
 
 // Magazines of the class that the depot may keep: a quarter of the objects that are out of their spans. In proportion to
 // what lives, because free objects in the depot pin the spans they lie in: a fixed limit would keep a heap that has been
 // freed in random order from ever going back. And in proportion to the threads that exchange: a thread alone does better with
 // what its spans hand out in order of addresses (docs/decisions/0004). While memory is being given back none is kept but in
-// proportion: a few of every class would be a tenth of what stays resident.
-static size_t depot_limit(unsigned c, size_t magazine_objects) {
-  size_t most = hz3_min(hz3_heap_count() * HZ3_HEAP_BYTES, HZ3_DEPOT_BYTES) / class_bytes(c);
+// proportion: a few of every class would be a tenth of what stays resident. What came from a thread's own spans it keeps as if it were
+// alone, or threads that need nothing of each other would get each other's, in no order (docs/decisions/0036).
+static size_t depot_limit(const struct hz3_heap *heap, unsigned c, size_t magazine_objects, bool own) {
+  size_t out = own ? hz3_class_use_at(c, heap->home).out : hz3_class_use(c).out;
+  size_t most = hz3_min((own ? 1 : hz3_heap_count()) * HZ3_HEAP_BYTES, HZ3_DEPOT_BYTES) / class_bytes(c);
   size_t fewest = hz3_pages_is_giving_back() ? 0 : FEWEST_IN_DEPOT;
-  return hz3_max(hz3_min(hz3_class_objects_out(c) / 4, most) / magazine_objects, fewest);
+  return hz3_max(hz3_min(out / 4, most) / magazine_objects, fewest);
 }
 
 // Gives a magazine with objects to whoever needs it next; if the depot has enough, the objects go to their spans, and one
 // more magazine with them, so that the depot shrinks with what lives. What a thread frees that does not allocate of the class
-// may cool in the depot; other threads do better with what their spans hand out in order of addresses. But of medium
-// blocks threads share the spans: what swings of those the depot may keep, as much as bins may grow by (docs/decisions/0036).
+// may cool in the depot; other threads do better with what their spans hand out in order of addresses. Of medium blocks threads
+// share the spans: what swings of those the depot may keep, as much as bins may grow by (docs/decisions/0036).
 static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
-  bool only_frees = !hz3_has_class(heap->refilled_bits, c), is_shared = c > HZ3_SMALL_CLASS_LAST && hz3_heap_count() > 1;
-  size_t most_swinging = hz3_min(hz3_heap_count() * GROWN_HEAP_BYTES, GROWN_PROCESS_BYTES);
-  size_t most_bytes = is_shared && swings(c) ? most_swinging : only_frees ? COOLING_BYTES : 0;
-  if (hz3_depot_push(c, magazine, depot_limit(c, magazine->count), most_bytes)) return;
+  bool own = is_own(heap, c, magazine), only_frees = !hz3_has_class(heap->refilled_bits, c);
+  bool is_shared = c > HZ3_SMALL_CLASS_LAST && hz3_heap_count() > 1;
+  size_t most_bytes = only_frees && !own ? COOLING_BYTES : 0;
+  if (is_shared && swings(c)) most_bytes = hz3_min(hz3_heap_count() * GROWN_HEAP_BYTES, GROWN_PROCESS_BYTES);
+  if (hz3_depot_push(c, magazine, depot_limit(heap, c, magazine->count, own), most_bytes)) return;
   if (is_shared) set_to_now(&steps[c].limited_ms);
   struct hz3_magazine *older = hz3_depot_drain_own(c);
   release_magazine(heap, c, magazine);
@@ -407,7 +420,8 @@ static void drain_shared(void) {
 static void purge_sparse_spans(uint32_t now_ms) {
   size_t left = SPANS_PER_TICK;
   for (unsigned c = 1; c < HZ3_CLASS_COUNT && left > 0; c++) {
-    if (is_shrinking(c)) left -= hz3_class_purge_sparse(c, now_ms, left);
+    struct hz3_class_use use = hz3_class_use(c);
+    if (is_shrinking(c, &use)) left -= hz3_class_purge_sparse(c, now_ms, left);
   }
 }
 
@@ -639,7 +653,7 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
   struct hz3_bin *bin = &heap->bins[c];
   if (bin->lo != NULL) {
     struct hz3_magazine *magazine = hz3_magazine_of_slots(bin->lo);
-    size_t capacity = only_frees ? limited_capacity(c, capacity_of(heap, c, magazine)) : 0;
+    size_t capacity = only_frees && bin->top != bin->lo ? limited_capacity(c, bin->top[-1], capacity_of(heap, c, magazine)) : 0;
     if (capacity != 0) {
       shrink_bin(heap, c, capacity);
       return true;
@@ -674,11 +688,11 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
   return true;
 }
 
-// Makes room in a full or missing drain, and if the class is shrinking or quiet and this thread only frees of it, in the bin; a
+// Makes room for the object in a full or missing drain, and if the class is shrinking or quiet and this thread only frees of it, in the bin; a
 // magazine of the depot, which is older, goes along. No sign of use: a bin that is not allocated from is idle. False when there
 // is no memory for a magazine.
-static bool empty_drain(struct hz3_heap *heap, unsigned c) {
-  size_t most = hz3_max(capacity_at(heap, c, 0), 1), capacity = limited_capacity(c, most);
+static bool empty_drain(struct hz3_heap *heap, unsigned c, const void *object) {
+  size_t most = hz3_max(capacity_at(heap, c, 0), 1), capacity = limited_capacity(c, object, most);
   if (capacity != 0 && hz3_has_class(heap->freed_bits, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) flush_class(heap, c);
   hz3_add_class(heap->freed_bits, c);
   struct hz3_bin *drain = &heap->drains[c];
@@ -697,7 +711,7 @@ static void free_to_class(struct hz3_heap *heap, unsigned c, void *pointer) {
   bool drains = hz3_tag_of(pointer) >= HZ3_TAG_DRAIN;
   struct hz3_bin *bin = drains ? &heap->drains[c] : &heap->bins[c];
   check_is_not_newest(bin, c, pointer);
-  if (bin->top != bin->hi || (drains ? empty_drain(heap, c) : make_room(heap, c))) hz3_bin_push(bin, pointer);
+  if (bin->top != bin->hi || (drains ? empty_drain(heap, c, pointer) : make_room(heap, c))) hz3_bin_push(bin, pointer);
   else release(c, &pointer, 1);
 }
 

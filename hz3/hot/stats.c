@@ -38,7 +38,7 @@ void hz3_get_stats(struct hz3_stats *stats) {
   *stats = (struct hz3_stats){0};
   size_t out[HZ3_CLASS_COUNT], cached[HZ3_CLASS_COUNT] = {0}, span_bytes = 0;
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
-    out[c] = hz3_class_objects_out(c);
+    out[c] = hz3_class_use(c).out;
     cached[c] = hz3_depot_objects(c);
   }
   // In use for the large box, but not for the program: what threads keep, or checked's quarantine.
@@ -48,7 +48,7 @@ void hz3_get_stats(struct hz3_stats *stats) {
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
     struct hz3_class_stats *class = &stats->classes[c];
     class->object_bytes = hz3_size_classes[c].bytes;
-    class->spans = hz3_class_spans(c);
+    class->spans = hz3_class_use(c).spans;
     class->span_bytes = class->spans * hz3_size_classes[c].slices * HZ3_SLICE_BYTES;
     class->cached_objects = hz3_min(cached[c], out[c]);
     class->live_objects = out[c] - class->cached_objects;

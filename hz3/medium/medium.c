@@ -33,8 +33,7 @@ size_t hz3_medium_purge_sparse(unsigned size_class, uint32_t now_ms, size_t most
   return hz3_span_store_purge_sparse(&stores[size_class], now_ms, most, hz3_pages_free_span);
 }
 
-size_t hz3_medium_live_objects(unsigned size_class) { return hz3_read_figure(&stores[size_class].live_objects); }
-size_t hz3_medium_spans(unsigned size_class) { return hz3_read_figure(&stores[size_class].spans); }
+struct hz3_class_use hz3_medium_use(unsigned size_class) { return hz3_span_store_use(&stores[size_class]); }
 
 void hz3_medium_fork_prepare(void) {
   for (unsigned i = HZ3_SMALL_CLASS_LAST + 1; i < HZ3_CLASS_COUNT; i++) hz3_lock_acquire_for_fork(&stores[i].lock);

@@ -8,7 +8,7 @@
 #ifndef HZ3_MEDIUM_MEDIUM_H_
 #define HZ3_MEDIUM_MEDIUM_H_
 
-#include "hz3/base/base.h"
+#include "hz3/pages/pages.h"
 
 HZ3_BEGIN_DECLS
 
@@ -20,8 +20,7 @@ void hz3_medium_release(unsigned size_class, void **objects, size_t count);
 bool hz3_medium_purge(unsigned size_class);
 size_t hz3_medium_purge_sparse(unsigned size_class, uint32_t now_ms, size_t most);
 
-size_t hz3_medium_live_objects(unsigned size_class);
-size_t hz3_medium_spans(unsigned size_class);
+struct hz3_class_use hz3_medium_use(unsigned size_class);  // racy
 void hz3_medium_fork_prepare(void);
 void hz3_medium_fork_release(void);
 

@@ -15,8 +15,8 @@ const unsigned kFirst = HZ3_SMALL_CLASS_LAST + 1, kLast = HZ3_CLASS_COUNT - 1;
 
 }  // namespace
 
-const SpanBox kBox = {FetchAndForget,   hz3_medium_release,      hz3_medium_purge,        hz3_medium_purge_sparse, hz3_medium_live_objects,
-                      hz3_medium_spans, hz3_medium_fork_prepare, hz3_medium_fork_release, kFirst};
+const SpanBox kBox = {FetchAndForget,   hz3_medium_release,      hz3_medium_purge,        hz3_medium_purge_sparse, hz3_medium_use,
+                      hz3_medium_fork_prepare, hz3_medium_fork_release, kFirst};
 
 INSTANTIATE_TEST_SUITE_P(Medium, SpanBoxTest, testing::Range(kFirst, kLast + 1), ClassName);
 // Death is slow, and the code the same for all: many objects, a tail, two objects, one object.
@@ -80,7 +80,7 @@ TEST_P(MediumCleanTest, CleanIsNeverALie) {
   }
   EXPECT_GT(clean, 0u);
   if (!live.empty()) hz3_medium_release(c, live.data(), live.size());
-  EXPECT_EQ(hz3_medium_live_objects(c), 0u);
+  EXPECT_EQ(hz3_medium_use(c).out, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Medium, MediumCleanTest, testing::Values(kFirst, 57u, 65u, 73u, 81u, kLast), ClassName);

@@ -37,6 +37,8 @@ struct hz3_span *hz3_pages_span_of(const void *pointer) {
   return owner & HZ3_PAGE_MAP_SPAN ? (struct hz3_span *)(owner & ~HZ3_PAGE_MAP_KIND) : NULL;
 }
 
+unsigned hz3_pages_home_of(const void *pointer) { return hz3_page_map_home(hz3_page_map_owner(pointer)); }
+
 struct hz3_slice_marks *hz3_page_map_marks(const void *pointer) {
   return &hz3_page_map_leaf_of(pointer)->marks[hz3_page_map_index(pointer) / 16];
 }

@@ -37,6 +37,11 @@ struct hz3_span {
 };
 HZ3_STATIC_ASSERT(sizeof(struct hz3_span) <= 64, "one span descriptor per cache line");
 
+// What there is of a class, or of one home of it. The two may be of different moments.
+struct hz3_class_use {
+  size_t spans, out;  // out: objects handed out and not come back, those in caches among them
+};
+
 // A class of which something is wanted again within HZ3_SOON_MS of being given up swings, like what a program needs for each batch;
 // for HZ3_SWING_MS then less of it is given up (docs/decisions/0035).
 enum { HZ3_SOON_MS = 8, HZ3_SWING_MS = 64 };
@@ -52,6 +57,9 @@ void hz3_pages_free_span(struct hz3_span *span);
 // The span that holds this address, NULL if it is not slice memory in use. Any pointer value. Lock-free; the answer is
 // stable as long as the caller owns an object of the span.
 struct hz3_span *hz3_pages_span_of(const void *pointer);
+
+// The home of the span that holds this address; there is one. Lock-free; it may change at once.
+unsigned hz3_pages_home_of(const void *pointer);
 
 // How much dirty free memory to keep. The bound starts at the lane's minimum and grows by what was purged and wanted again within a
 // second. More than the minimum is kept only while about as much is in use as at the purges that came too early: from less the load

@@ -33,8 +33,7 @@ struct SpanBox {
   void (*release)(unsigned size_class, void **objects, size_t count);
   bool (*purge)(unsigned size_class);
   size_t (*purge_sparse)(unsigned size_class, uint32_t now_ms, size_t most);
-  size_t (*live_objects)(unsigned size_class);
-  size_t (*spans)(unsigned size_class);
+  hz3_class_use (*use)(unsigned size_class);
   void (*fork_prepare)();
   void (*fork_release)();
   unsigned other_class;  // of the same box
@@ -47,8 +46,8 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
   SpanBoxTest() : c_(GetParam()), bytes_(hz3_size_classes[c_].bytes), per_span_(hz3_size_classes[c_].objects) {}
   void TearDown() override {
     ReleaseAll();
-    EXPECT_EQ(kBox.live_objects(c_), 0u);
-    EXPECT_EQ(kBox.spans(c_), 0u);
+    EXPECT_EQ(kBox.use(c_).out, 0u);
+    EXPECT_EQ(kBox.use(c_).spans, 0u);
     hz3_pages_stats stats;
     hz3_pages_get_stats(&stats);
     EXPECT_EQ(stats.free_bytes, stats.mapped_bytes) << "a slice was lost";
@@ -112,8 +111,8 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
 TEST_P(SpanBoxTest, ObjectsAreApartAlignedAndInTaggedSpans) {
   size_t count = 2 * per_span_ + per_span_ / 2 + 1;
   std::vector<void *> objects = Fetch(count);
-  EXPECT_EQ(kBox.live_objects(c_), count);
-  EXPECT_EQ(kBox.spans(c_), (count + per_span_ - 1) / per_span_);
+  EXPECT_EQ(kBox.use(c_).out, count);
+  EXPECT_EQ(kBox.use(c_).spans, (count + per_span_ - 1) / per_span_);
   size_t align = bytes_ & -bytes_;
   for (void *object : objects) {
     ASSERT_EQ(reinterpret_cast<uintptr_t>(object) % align, 0u);
@@ -220,9 +219,9 @@ TEST_P(SpanBoxTest, EverythingComesBackInAnyOrder) {
     std::sort(half.begin(), half.end());
     std::sort(again.begin(), again.end());
     // No new span is opened while there is room in the old ones.
-    EXPECT_LE(kBox.spans(c_), 3u);
+    EXPECT_LE(kBox.use(c_).spans, 3u);
     ReleaseAll();
-    EXPECT_EQ(kBox.spans(c_), 0u);
+    EXPECT_EQ(kBox.use(c_).spans, 0u);
   }
 }
 
@@ -230,7 +229,7 @@ TEST_P(SpanBoxTest, FullestSpanIsServedFirst) {
   if (per_span_ < 8) GTEST_SKIP() << "three degrees of fullness need eight objects";
   std::vector<void *> spans[3];
   for (auto &objects : spans) objects = Fetch(per_span_);
-  ASSERT_EQ(kBox.spans(c_), 3u);
+  ASSERT_EQ(kBox.use(c_).spans, 3u);
   // Freed: most of the first, about a third of the second, one of the third.
   auto release_some = [&](std::vector<void *> &objects, size_t count) {
     Release(std::vector<void *>(objects.begin(), objects.begin() + static_cast<ptrdiff_t>(count)));
@@ -244,7 +243,7 @@ TEST_P(SpanBoxTest, FullestSpanIsServedFirst) {
   EXPECT_EQ(BaseOf(Fetch(third).front()), bases[2]);
   for (void *object : Fetch(second)) EXPECT_EQ(BaseOf(object), bases[1]);
   for (void *object : Fetch(first)) EXPECT_EQ(BaseOf(object), bases[0]);
-  EXPECT_EQ(kBox.spans(c_), 3u);
+  EXPECT_EQ(kBox.use(c_).spans, 3u);
 }
 
 // Without access rights, any touch of an object's memory ends the test.
@@ -297,7 +296,7 @@ TEST_P(SpanBoxTest, HollowSpansGiveTheirPagesBack) {
       EXPECT_EQ(IsResident(at), at + page > block && at < block + bytes_) << (at - base) / static_cast<ptrdiff_t>(page);
   }
   EXPECT_EQ(Fetch(kSpans * (per_span_ - 1)).size(), objects.size()) << "their objects are served again";
-  EXPECT_EQ(kBox.spans(c_), kSpans);
+  EXPECT_EQ(kBox.use(c_).spans, kSpans);
   for (void *object : kept) EXPECT_FALSE(hz3_pages_span_of(object)->was_purged) << "it is in use again";
   EXPECT_TRUE(hz3_pages_are_hollow_purges_early() || NowMs() - before > 1000) << "or the machine stood still";
 }
@@ -440,9 +439,9 @@ TEST_P(SpanBoxTest, PurgeGivesBackEveryPageBetweenObjects) {
   for (void *object : live_)
     for (size_t i = 0; i < bytes_; i++) ASSERT_EQ(static_cast<char *>(object)[i], 0x5a);
   EXPECT_FALSE(kBox.purge(c_)) << "nothing came back since";
-  size_t held = kBox.spans(c_), room = held * per_span_ - live_.size();
+  size_t held = kBox.use(c_).spans, room = held * per_span_ - live_.size();
   EXPECT_EQ(Fetch(room).size(), room) << "their objects are served again";
-  EXPECT_EQ(kBox.spans(c_), held);
+  EXPECT_EQ(kBox.use(c_).spans, held);
 }
 
 // A huge page makes resident what was never handed out.
@@ -575,7 +574,7 @@ TEST_P(SpanBoxTest, PurgeWorksWhileOthersDo) {
   stop = true;
   for (std::thread &thread : purgers) thread.join();
   EXPECT_EQ(spoiled, 0);
-  EXPECT_EQ(kBox.live_objects(c_), live_.size());
+  EXPECT_EQ(kBox.use(c_).out, live_.size());
 }
 
 TEST_P(SpanBoxTest, ThreadsGetEveryObjectOnce) {
@@ -613,7 +612,7 @@ TEST_P(SpanBoxTest, ThreadsGetEveryObjectOnce) {
   for (std::thread &thread : threads) thread.join();
   EXPECT_EQ(doubled, 0);
   EXPECT_EQ(lost, 0) << "what a thread wrote into its object";
-  EXPECT_EQ(kBox.live_objects(c_), pool.size());
+  EXPECT_EQ(kBox.use(c_).out, pool.size());
   for (void *object : pool) *static_cast<int *>(object) = 0;
   live_.insert(pool.begin(), pool.end());
 }

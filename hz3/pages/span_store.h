@@ -31,6 +31,11 @@ struct hz3_span_store {
 
 HZ3_INLINE size_t hz3_span_objects_out(const struct hz3_span *span) { return span->settle_out + (uint32_t)span->until_settle; }
 
+// Racy, for hints and statistics.
+HZ3_INLINE struct hz3_class_use hz3_span_store_use(const struct hz3_span_store *store) {
+  return (struct hz3_class_use){hz3_read_figure(&store->spans), hz3_read_figure(&store->live_objects)};
+}
+
 // Takes up to `count` objects out of the spans with room; 0 if there is none. *is_clean is cleared if any of them may be
 // non-zero, else left alone.
 size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t count, bool *is_clean);

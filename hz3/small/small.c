@@ -77,15 +77,16 @@ size_t hz3_small_purge_sparse(unsigned size_class, uint32_t now_ms, size_t most)
   return done;
 }
 
-size_t hz3_small_live_objects(unsigned size_class) {
-  size_t sum = 0;
-  for (unsigned i = 0, count = home_count(); i < count; i++) sum += hz3_read_figure(&stores[size_class][i].live_objects);
-  return sum > PTRDIFF_MAX ? 0 : sum;  // the figures were read at different times
-}
+struct hz3_class_use hz3_small_use_at(unsigned size_class, unsigned home) { return hz3_span_store_use(&stores[size_class][home]); }
 
-size_t hz3_small_spans(unsigned size_class) {
-  size_t sum = 0;
-  for (unsigned i = 0, count = home_count(); i < count; i++) sum += hz3_read_figure(&stores[size_class][i].spans);
+struct hz3_class_use hz3_small_use(unsigned size_class) {
+  struct hz3_class_use sum = {0, 0};
+  for (unsigned i = 0, count = home_count(); i < count; i++) {
+    struct hz3_class_use use = hz3_small_use_at(size_class, i);
+    sum.spans += use.spans;
+    sum.out += use.out;
+  }
+  if (sum.out > PTRDIFF_MAX) sum.out = 0;  // the figures were read at different times
   return sum;
 }
 

@@ -7,7 +7,7 @@
 #ifndef HZ3_SMALL_SMALL_H_
 #define HZ3_SMALL_SMALL_H_
 
-#include "hz3/base/base.h"
+#include "hz3/pages/pages.h"
 
 HZ3_BEGIN_DECLS
 
@@ -22,9 +22,9 @@ bool hz3_small_purge(unsigned size_class);
 // For a tick: the same for at most so many spans of which little has been out for a second; how many there were.
 size_t hz3_small_purge_sparse(unsigned size_class, uint32_t now_ms, size_t most);
 
-// Objects handed out and not come back, and spans held. Racy reads are fine: for statistics.
-size_t hz3_small_live_objects(unsigned size_class);
-size_t hz3_small_spans(unsigned size_class);
+// Of all homes, and of one. Racy, for hints and statistics.
+struct hz3_class_use hz3_small_use(unsigned size_class);
+struct hz3_class_use hz3_small_use_at(unsigned size_class, unsigned home);
 void hz3_small_fork_prepare(void);
 void hz3_small_fork_release(void);
 

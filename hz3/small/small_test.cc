@@ -17,8 +17,8 @@
 #include "hz3/base/refuse_test.h"
 #include "hz3/pages/span_box_test.h"
 
-const SpanBox kBox = {hz3_small_fetch, hz3_small_release,      hz3_small_purge,        hz3_small_purge_sparse, hz3_small_live_objects,
-                      hz3_small_spans, hz3_small_fork_prepare, hz3_small_fork_release, 1};
+const SpanBox kBox = {hz3_small_fetch, hz3_small_release,      hz3_small_purge,        hz3_small_purge_sparse, hz3_small_use,
+                      hz3_small_fork_prepare, hz3_small_fork_release, 1};
 
 INSTANTIATE_TEST_SUITE_P(Small, SpanBoxTest, testing::Range(1u, HZ3_SMALL_CLASS_LAST + 1u), ClassName);
 // Death is slow, and the code the same for all: the smallest, one with a tail, one off the powers of two, the biggest.
@@ -48,7 +48,7 @@ TEST_P(SpanBoxTest, HomesHaveSpansOfTheirOwn) {
     }
     for (int i : {1, 0}) fetch(i, portion);
   }
-  EXPECT_EQ(kBox.spans(c_), 4u);
+  EXPECT_EQ(kBox.use(c_).spans, 4u);
 }
 
 // Threads of four homes free what others got, in bursts, so that spans run empty and move. For tsan: whoever finds a span in its home
@@ -79,8 +79,8 @@ TEST(SmallThreads, SpansMoveBetweenHomes) {
     void *object = slot.exchange(nullptr);
     if (object != nullptr) hz3_small_release(kClass, &object, 1);
   }
-  EXPECT_EQ(hz3_small_live_objects(kClass), 0u);
-  EXPECT_EQ(hz3_small_spans(kClass), 0u);
+  EXPECT_EQ(hz3_small_use(kClass).out, 0u);
+  EXPECT_EQ(hz3_small_use(kClass).spans, 0u);
 }
 
 // Those who grow side by side do not take from each other what they are carving, but what lies behind it.
@@ -88,14 +88,14 @@ TEST_P(SpanBoxTest, ASpanThatIsBeingCarvedStaysWithItsHome) {
   std::vector<void *> carved = Fetch(per_span_, 1), being_carved = Fetch(per_span_ - 1, 1);
   char *first = BaseOf(carved[0]), *second = BaseOf(being_carved[0]);
   EXPECT_NE(BaseOf(Fetch(1, 2)[0]), second);
-  EXPECT_EQ(kBox.spans(c_), 3u);
+  EXPECT_EQ(kBox.use(c_).spans, 3u);
   Fetch(per_span_ - 1, 2);  // the rest of the third
   carved.pop_back();
   Release(carved);
   being_carved.pop_back();
   Release(being_carved);
   EXPECT_EQ(BaseOf(Fetch(1, 2)[0]), first);
-  EXPECT_EQ(kBox.spans(c_), 3u);
+  EXPECT_EQ(kBox.use(c_).spans, 3u);
 }
 
 // What was purged within costs page faults.
@@ -117,7 +117,7 @@ TEST_P(SpanBoxTest, ThereIsNoNewSpanWhileAnotherHomeHasRoom) {
   objects.resize(per_span_ + per_span_ / 2);
   Release(objects);
   EXPECT_EQ(Fetch(per_span_ + per_span_ / 2, 5).size(), objects.size());
-  EXPECT_EQ(kBox.spans(c_), 2u);
+  EXPECT_EQ(kBox.use(c_).spans, 2u);
 }
 
 TEST_P(SpanBoxTest, WholeSpansComeBackToTheirHome) {
@@ -130,7 +130,7 @@ TEST_P(SpanBoxTest, WholeSpansComeBackToTheirHome) {
       }
     }
     ReleaseAll();
-    EXPECT_EQ(kBox.spans(c_), 0u);
+    EXPECT_EQ(kBox.use(c_).spans, 0u);
   }
 }
 
@@ -140,13 +140,13 @@ TEST_P(SpanBoxTest, OneReleaseServesAllHomes) {
     std::vector<void *> own = Fetch(per_span_, home);
     objects.insert(objects.end(), own.begin(), own.end());
   }
-  EXPECT_EQ(kBox.spans(c_), size_t{HZ3_SPAN_HOMES});
+  EXPECT_EQ(kBox.use(c_).spans, size_t{HZ3_SPAN_HOMES});
   std::shuffle(objects.begin(), objects.end(), std::mt19937(c_));
   size_t half = objects.size() / 2;
   Release({objects.begin(), objects.begin() + static_cast<ptrdiff_t>(half)});
-  EXPECT_EQ(kBox.live_objects(c_), objects.size() - half);
+  EXPECT_EQ(kBox.use(c_).out, objects.size() - half);
   Release({objects.begin() + static_cast<ptrdiff_t>(half), objects.end()});
-  EXPECT_EQ(kBox.spans(c_), 0u);
+  EXPECT_EQ(kBox.use(c_).spans, 0u);
 }
 
 namespace {
@@ -196,7 +196,7 @@ TEST(SmallTest, BitmapsOfRetiredSpansAreRecycled) {
     size_t got = hz3_small_fetch(0, 2, objects.data(), objects.size());
     ASSERT_EQ(got, objects.size());
     hz3_small_release(2, objects.data(), got);
-    ASSERT_EQ(hz3_small_spans(2), 0u);
+    ASSERT_EQ(hz3_small_use(2).spans, 0u);
     if (round == 0) before = hz3_metadata_bytes();
   }
   EXPECT_EQ(hz3_metadata_bytes(), before);
