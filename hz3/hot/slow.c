@@ -38,7 +38,7 @@ enum {
   FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking, nor as quiet
   SHRINKING_PART = 32,             // of one that does, a bin may hold no more than 1 in so many objects that are out,
   SWINGING_PART = 8,               // or 1 in so many if the class swings
-  COOLING_BYTES = 2 * HZ3_COOL_BYTES,  // that are warm in a shard of the depot, up to which a thread may add what it does not allocate
+  COOLING_BYTES = (size_t)2 * HZ3_COOL_BYTES,  // that are warm in a shard of the depot, up to which a thread may add what it does not allocate
   OWN_SAMPLES = 4,                 // of a magazine that tell whether all of it came from its thread's own spans
   FEWEST_IN_DEPOT = 2,             // magazines of a class that the depot may keep while no memory is being given back
   OBJECTS_PER_TICK = 64 * 1024,    // that a tick takes out of the depot, and
