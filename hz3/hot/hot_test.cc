@@ -844,6 +844,13 @@ TEST_F(Hot, CachesOfAQuietClassShrinkWithIt) {
   EXPECT_GE(kept[kAskedForAgain], size_t{HZ3_MAGAZINE_CAPACITY} / 2);
 }
 
+// Nothing swings any more, there was no tick, but a look at the clock, which does not go on while slow_calls stay 0.
+void StopTheClock() {
+  WaitForASwingToEnd();
+  OwnHeap()->last_tick_ms = hz3_os_now_ms();
+  TakeSlowPaths(16);
+}
+
 // Of batches that come and go, the second in a row falls like the first, but more of it is left to its thread.
 TEST_F(Hot, CachesOfAClassThatSwingsHoldMore) {
   if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
@@ -851,9 +858,7 @@ TEST_F(Hot, CachesOfAClassThatSwingsHoldMore) {
   std::mt19937 random(1);
   std::vector<void *> blocks(8000);
   uint32_t slow_frees[2] = {0, 0};
-  WaitForASwingToEnd();
-  OwnHeap()->last_tick_ms = hz3_os_now_ms();  // no tick, but a look at the clock, which does not go on from here
-  TakeSlowPaths(16);
+  StopTheClock();
   for (uint32_t &fall : slow_frees) {
     for (void *&block : blocks) {
       OwnHeap()->slow_calls = 0;
@@ -878,9 +883,7 @@ TEST_F(Hot, TheDepotKeepsMediumBlocksOfAClassThatSwings) {
   size_t kept[2];
   std::thread([] { hz3_free(hz3_malloc(16)); }).join();
   ASSERT_GT(hz3_heap_count(), 1u);
-  WaitForASwingToEnd();
-  OwnHeap()->last_tick_ms = hz3_os_now_ms();  // no tick, but a look at the clock, which does not go on from here
-  TakeSlowPaths(16);
+  StopTheClock();
   for (size_t &after : kept) {
     for (void *&block : blocks) {
       OwnHeap()->slow_calls = 0;

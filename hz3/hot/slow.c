@@ -52,7 +52,9 @@ static uint32_t trim_epoch;
 static size_t grown_process_bytes;  // sum of all heaps' grown_bytes
 static uint32_t step_ms;            // the time in steps of QUIET_MS / 2, as far as a slow path has looked at the clock
 static struct {
-  uint32_t ran_dry_ms, limited_ms, swung_ms;  // the steps in which a bin last ran dry, a bin or drain was limited or the depot refused what threads share, and a bin ran dry soon after that
+  // The steps in which a bin last ran dry, a bin or drain was limited or the depot refused what threads share, and a bin ran dry soon
+  // after that.
+  uint32_t ran_dry_ms, limited_ms, swung_ms;
 } steps[HZ3_CLASS_COUNT];
 
 #define OFFSETS(class, below, bytes, slices, objects) \

@@ -45,8 +45,8 @@ struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned
 // Adds such a span, or a fresh one, of which no object is out and the bitmap is in place, and fetches.
 size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *span, size_t live, void **out, size_t count, bool *is_clean);
 // Puts objects back into the stores of their spans' homes, of which the first is given; those in `objects` are in another order
-// then. A block that is already free, or no block of the class, ends the process. Spans that became free leave their store, and
-// free_span gets each of them, under no lock.
+// then. Each lies in a chunk that there is or was, which whoever freed it found out. A block that is already free, or no block of the
+// class, ends the process. Spans that became free leave their store, and free_span gets each of them, under no lock.
 void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count,
                             void (*free_span)(struct hz3_span *span));
 // Gives back to the kernel the pages of spans with room in which no byte is out; whether it took any. Not again for a span to which
