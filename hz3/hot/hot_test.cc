@@ -1901,8 +1901,9 @@ TEST_F(HotDeathTest, ThreadsSideBySideTakeFromSpansOfTheirOwn) {
     size_t most = 0;
     for (size_t i = 0; i < blocks.size(); i += 9) {
       OwnHeap()->slow_calls = 0;  // no tick, which would take some of it
+      OwnHeap()->misses[c] = 0;   // nor bigger magazines: the limit is a number of them
       hz3_free(blocks[i]);
-      if (i % 16 == 0) most = std::max(most, hz3_depot_objects(c) * kBytes);
+      if (i % 4 == 0) most = std::max(most, hz3_depot_objects(c) * kBytes);
     }
     return most;
   };
@@ -1930,7 +1931,8 @@ TEST_F(HotDeathTest, ThreadsSideBySideTakeFromSpansOfTheirOwn) {
   size_t among_many = 0;
   DoElsewhere(OwnHeap()->home, [&] { among_many = most_kept(); });
   const size_t shards = (hz3_os_cpu_count() + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD;  // each has its share
-  HZ3_REQUIRE(among_many > alone && among_many * shards * 4 > HZ3_DEPOT_BYTES * 3);  // a number of magazines, the first of which are small
+  const size_t magazine_bytes = (HZ3_MAGAZINE_CAPACITY + 1) * kBytes;  // the limit is a number of magazines
+  HZ3_REQUIRE(among_many > alone && among_many * shards > HZ3_DEPOT_BYTES - magazine_bytes);
   _exit(0);
 }
 

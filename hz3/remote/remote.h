@@ -45,8 +45,8 @@ struct hz3_magazine *hz3_magazine_alloc(unsigned level, uint32_t wanted, uint32_
 void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, uint32_t count);
 
 // Lock-free. Push gives up ownership of the magazine and its objects; false (nothing changed) if the class already has
-// `limit` magazines in the depot (per shard, its share of them), unless it may cool there: twice HZ3_COOL_BYTES, see below; or
-// unless this CPU has less than HZ3_MAGAZINE_BYTES of it, and the objects are of up to 256 bytes.
+// `limit` magazines in the depot (per shard, its share of them), unless less than `most_bytes` of all classes are warm in this shard: put
+// down by its CPUs, and not cool yet, see below; or unless this CPU has less than HZ3_MAGAZINE_BYTES of it, and the objects are of up to 256 bytes.
 bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, size_t most_bytes);
 // For a refill: the newest magazine that this CPU pushed, for its objects are in this CPU's cache. Otherwise the oldest of
 // another one, once HZ3_COOL_BYTES have been pushed after it: memory that another CPU has just used costs more than memory
