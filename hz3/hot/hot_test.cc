@@ -79,6 +79,9 @@ void ExpectHeapIsSound() {
   EXPECT_LE(spare_bytes, size_t{HZ3_HEAP_BYTES});
 }
 
+// Until a class is not taken for one that swings for what came and went before.
+void WaitForASwingToEnd() { usleep((HZ3_SOON_MS + HZ3_SWING_MS + 10) * 1000); }
+
 bool IsDraining(const void *block) { return hz3_tag_of(block) >= HZ3_TAG_DRAIN; }
 
 // Every test starts and ends with no block live, and none cached.
@@ -538,6 +541,7 @@ TEST_F(Hot, OneOfACrowdCachesFewBigBlocks) {
 }
 
 TEST_F(Hot, ThreadThatHoldsMuchLeavesLittle) {
+  WaitForASwingToEnd();  // of a test before: the depot keeps more of medium blocks then
   std::thread([] {
     std::vector<void *> blocks;
     for (size_t bytes = 16; bytes <= 32768; bytes *= 2)
@@ -684,9 +688,6 @@ TEST_F(Hot, BusyClassesGetBiggerMagazinesWithinABudget) {
 void FreeAll(const std::vector<void *> &blocks) {
   for (void *block : blocks) hz3_free(block);
 }
-
-// Until a class is not taken for one that swings for what came and went before.
-void WaitForASwingToEnd() { usleep((HZ3_SOON_MS + HZ3_SWING_MS + 10) * 1000); }
 
 // What is left when every third stays; nothing is cached.
 std::vector<void *> ThinOut(std::vector<void *> all) {
@@ -1066,6 +1067,8 @@ TEST_F(Hot, StatsAreSumsOverHeaps) {
         for (void *&block : blocks) block = hz3_malloc(hz3_size_classes[c].bytes);
         for (void *block : blocks) hz3_free(block);
       }
+      OwnHeap()->slow_calls = 0;  // no tick that takes what is left
+      hz3_free(hz3_malloc(64));
       waiting++;
       while (!release) usleep(1000);
     });
@@ -1080,7 +1083,7 @@ TEST_F(Hot, StatsAreSumsOverHeaps) {
     EXPECT_EQ(stats.classes[c].live_objects, 0u) << "class " << c;
     cached_bytes += cached * hz3_size_classes[c].bytes;
   }
-  EXPECT_GE(cached_bytes, HZ3_CLASS_COUNT / 3 * 16u);
+  EXPECT_GE(cached_bytes, kThreads * 64u);
   EXPECT_EQ(stats.cached_bytes, cached_bytes);
   EXPECT_EQ(stats.live_bytes, 0u);
   release = true;
