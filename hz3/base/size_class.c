@@ -8,7 +8,8 @@
              .align_slices = ((slice_count) & ((slice_count)-1)) == 0 ? (slice_count) : 1,                     \
              .slices = (slice_count),                                                                          \
              .objects = (object_count),                                                                        \
-             .reciprocal = HZ3_RECIPROCAL(size)},
+             .twos = HZ3_TWOS(size),                                                                           \
+             .odd_inverse = HZ3_ODD_INVERSE(size)},
 
 const struct hz3_size_class hz3_size_classes[HZ3_CLASS_COUNT] = {HZ3_SIZE_CLASSES(ROW)};
 

@@ -54,7 +54,8 @@ struct hz3_size_class {
   uint32_t align_slices;  // spans of this class start at a multiple of this many slices
   uint16_t slices;        // slices per span
   uint16_t objects;       // objects per span
-  uint64_t reciprocal;    // ceil(2^64 / bytes), see hz3_object_index
+  uint32_t twos;          // how often 2 divides `bytes`
+  uint64_t odd_inverse;   // of `bytes` without its twos, modulo 2^64; see hz3_object_number
 };
 
 extern const struct hz3_size_class hz3_size_classes[HZ3_CLASS_COUNT];
@@ -71,14 +72,19 @@ unsigned hz3_size_class_of(size_t bytes);
 // Smallest class whose blocks of at least `bytes` are all aligned to `align` (a power of two <= 1 MiB); 0 if none.
 unsigned hz3_size_class_of_aligned(size_t bytes, size_t align);
 
-#define HZ3_RECIPROCAL(bytes) (UINT64_MAX / (bytes) + 1)
-// Which object an offset into a span lies in, and whether at its start. With bytes * reciprocal = 2^64 + e, 0 <= e < bytes, the
-// product is index * 2^64 + index * e + rest * reciprocal: exact while (offset + bytes) * bytes < 2^64, and its low half is below
-// the reciprocal only for rest = 0 (the test of divisibility of Lemire, Kaser and Kurz, 2019).
-HZ3_INLINE size_t hz3_object_index(uint64_t reciprocal, size_t offset, bool *is_start) {
-  unsigned __int128 product = (unsigned __int128)offset * reciprocal;
-  *is_start = (uint64_t)product < reciprocal;
-  return (size_t)(product >> 64);
+#define HZ3_TWOS(bytes) ((unsigned)__builtin_ctz(bytes))
+// Each of Newton's steps doubles the bits that are right, five at first.
+#define HZ3_INVERSE_STEP(odd, x) ((x) * (2 - (odd) * (x)))
+#define HZ3_INVERSE_OF_ODD(odd) \
+  HZ3_INVERSE_STEP(odd, HZ3_INVERSE_STEP(odd, HZ3_INVERSE_STEP(odd, HZ3_INVERSE_STEP(odd, (3 * (odd)) ^ 2))))
+#define HZ3_ODD_INVERSE(bytes) HZ3_INVERSE_OF_ODD((uint64_t)(bytes) >> HZ3_TWOS(bytes))
+// How many objects lie below the one that starts at this offset into a span, or behind that start if it is negative modulo 2^64. 2^43 or
+// more if none starts there, or it is negative: one comparison tells that from a number. With bytes = odd * 2^twos, the product is
+// number * 2^twos for a multiple of `bytes`; for one of 2^twos only it is y * 2^twos with odd * y > 2^(64 - twos), and for any other
+// offset the rotation brings ones to the top (the divisibility test of Granlund and Montgomery, 1994).
+HZ3_INLINE size_t hz3_object_number(uint64_t odd_inverse, unsigned twos, size_t offset) {
+  uint64_t product = offset * odd_inverse;
+  return product >> twos | product << (64 - twos);
 }
 
 HZ3_END_DECLS

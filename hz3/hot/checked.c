@@ -44,15 +44,16 @@ static size_t word_align(uint32_t word) { return (size_t)1 << (word >> (SIZE_BIT
 
 // What a lookup needs of a class: rows of 32 bytes, so that the offset of a bin is also that of a row.
 struct shape {
-  uint64_t reciprocal;  // as in struct hz3_size_class
+  uint64_t odd_inverse;  // as in struct hz3_size_class, like twos and objects
   size_t bytes;
   size_t charge;  // what a block that is held back counts for: above 1 KiB, more for the span that it pins
-  uint64_t unused;
+  uint32_t twos, objects;
 };
 _Static_assert(sizeof(struct shape) == sizeof(struct hz3_bin) && sizeof(struct shape) == 1 << HZ3_OBJECT_CLASS_SHIFT, "rows");
 #define CHARGE(bytes) ((bytes) <= 1024 ? (bytes) : (bytes) <= 2048 ? 16384 : (bytes) <= 65536 ? 65536 : (bytes))
-#define SHAPE(class, below, object_bytes, slices, objects) \
-  [class] = {.reciprocal = HZ3_RECIPROCAL(object_bytes), .bytes = (object_bytes), .charge = CHARGE(object_bytes)},
+#define SHAPE(class, below, object_bytes, slices, object_count)                                                     \
+  [class] = {.odd_inverse = HZ3_ODD_INVERSE(object_bytes), .bytes = (object_bytes), .charge = CHARGE(object_bytes), \
+             .twos = HZ3_TWOS(object_bytes), .objects = (object_count)},
 static const struct shape shapes[HZ3_CLASS_COUNT] = {HZ3_SIZE_CLASSES(SHAPE)};
 
 HZ3_INLINE const struct shape *shape_at(size_t class_offset) {
@@ -69,14 +70,17 @@ struct block {
 
 enum found { FOUND, FOREIGN, INTERIOR };
 
-// What is left over behind the last object of a span has a word of its own, never used.
+// The address's number in its span. What is left over behind the last object has a word of its own, never used, and so a number.
+HZ3_INLINE size_t number_of(const struct shape *shape, uint64_t entry, const void *pointer) {
+  return hz3_object_number(shape->odd_inverse, shape->twos, hz3_object_offset(entry, pointer));
+}
+
 HZ3_INLINE enum found find(const void *pointer, struct block *block) {
   uint64_t entry = hz3_object_map_entry(pointer);
   if (HZ3_UNLIKELY(entry == 0)) return FOREIGN;
   const struct shape *shape = shape_at(hz3_object_class_offset(entry));
-  bool is_start;
-  size_t index = hz3_object_index(shape->reciprocal, hz3_object_offset(entry, pointer), &is_start);
-  if (HZ3_UNLIKELY(!is_start)) return INTERIOR;
+  size_t index = number_of(shape, entry, pointer);
+  if (HZ3_UNLIKELY(index > shape->objects)) return INTERIOR;
   *block = (struct block){.start = (char *)(uintptr_t)pointer,
                           .bytes = shape->bytes,
                           .index = index,
@@ -91,10 +95,10 @@ HZ3_INLINE enum found find(const void *pointer, struct block *block) {
 HZ3_INLINE bool find_in_class(char *start, size_t class_offset, struct block *block) {
   const struct shape *shape = shape_at(class_offset);
   uint64_t entry = hz3_object_map_entry(start);
-  bool is_start;
-  size_t index = hz3_object_index(shape->reciprocal, hz3_object_offset(entry, start), &is_start);
+  size_t index = number_of(shape, entry, start);
+  if (HZ3_UNLIKELY(hz3_object_class_offset(entry) != class_offset || index > shape->objects)) return false;
   *block = (struct block){.start = start, .bytes = shape->bytes, .index = index, .word = hz3_object_words(entry) + index};
-  return hz3_object_class_offset(entry) == class_offset && is_start;
+  return true;
 }
 
 // ---- what is written around and into blocks ----

@@ -40,6 +40,7 @@ enum {
   SWINGING_PART = 8,               // or 1 in so many if the class swings
   COOLING_BYTES = (size_t)2 * HZ3_COOL_BYTES,  // that are warm in a shard of the depot, up to which a thread may add what it does not allocate
   OWN_SAMPLES = 4,                 // of a magazine that tell whether all of it came from its thread's own spans
+  DRAIN_LEVEL = 1,                 // of a drain's magazine, but for big objects
   FEWEST_IN_DEPOT = 2,             // magazines of a class that the depot may keep while no memory is being given back
   OBJECTS_PER_TICK = 64 * 1024,    // that a tick takes out of the depot, and
   HEAPS_PER_TICK = 16,             // parked heaps that it drains, and
@@ -150,6 +151,13 @@ static size_t capacity_at(const struct hz3_heap *heap, unsigned c, unsigned leve
   if (!is_big(c)) return level == 0 ? HZ3_MAGAZINE_CAPACITY : hz3_min(hz3_magazine_capacity(level), (size_t)2 * HZ3_MAGAZINE_BYTES / bytes);
   size_t least = bytes <= FEWEST_OBJECTS_BYTES && !heap->is_of_a_crowd ? FEWEST_OBJECTS : 0;
   return hz3_min(HZ3_MAGAZINE_CAPACITY, hz3_max(((size_t)HZ3_MAGAZINE_BYTES << level) / bytes, least));
+}
+
+// Objects a drain may hold: twice as many small ones as a bin at first, for each time that it is full costs locks and a look at the depot
+// (docs/decisions/0034).
+static size_t drain_capacity(const struct hz3_heap *heap, unsigned c) {
+  if (is_big(c)) return hz3_max(capacity_at(heap, c, 0), 1);
+  return hz3_min(HZ3_MAGAZINE_CAPACITY << DRAIN_LEVEL, HZ3_MAGAZINE_BYTES / class_bytes(c));
 }
 
 static unsigned level_max(unsigned c) {
@@ -297,9 +305,8 @@ static size_t limited_capacity(unsigned c, const void *object, size_t capacity) 
   return hz3_max(hz3_min(capacity, most), 1);
 }
 
-// Whether all of a few samples are of the spans that this heap fetches from, while other heaps have others.
-static bool is_own(const struct hz3_heap *heap, unsigned c, const struct hz3_magazine *magazine) {
-  if (c > HZ3_SMALL_CLASS_LAST || hz3_heap_count() == 1) return false;
+// Whether all of a few samples are of the spans that this heap fetches from.
+static bool is_own(const struct hz3_heap *heap, const struct hz3_magazine *magazine) {
   for (unsigned i = 0; i < OWN_SAMPLES; i++) {
     if (hz3_pages_home_of(magazine->slots[magazine->count * i / OWN_SAMPLES]) != heap->home) return false;
   }
@@ -324,8 +331,9 @@ static size_t depot_limit(const struct hz3_heap *heap, unsigned c, size_t magazi
 // may cool in the depot; other threads do better with what their spans hand out in order of addresses. Of medium blocks threads
 // share the spans: what swings of those the depot may keep, as much as bins may grow by (docs/decisions/0036).
 static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
-  bool own = is_own(heap, c, magazine), only_frees = !hz3_has_class(heap->refilled_bits, c);
-  bool is_shared = c > HZ3_SMALL_CLASS_LAST && hz3_heap_count() > 1;
+  bool alone = hz3_heap_count() == 1, is_small = c <= HZ3_SMALL_CLASS_LAST;
+  bool own = !alone && is_small && is_own(heap, magazine), is_shared = !alone && !is_small;
+  bool only_frees = !hz3_has_class(heap->refilled_bits, c);
   size_t most_bytes = only_frees && !own ? COOLING_BYTES : 0;
   if (is_shared && swings(c)) most_bytes = hz3_min(hz3_heap_count() * GROWN_HEAP_BYTES, GROWN_PROCESS_BYTES);
   if (hz3_depot_push(c, magazine, depot_limit(heap, c, magazine->count, own), most_bytes)) return;
@@ -648,14 +656,14 @@ static bool enlarge(struct hz3_heap *heap, unsigned c) {
   return true;
 }
 
-// Makes room in a full or missing bin. False if the class has none, or when there is no memory for a magazine.
-static bool make_room(struct hz3_heap *heap, unsigned c) {
+// Makes room for the object in a full or missing bin. False if the class has none, or when there is no memory for a magazine.
+static bool make_room(struct hz3_heap *heap, unsigned c, const void *object) {
   bool only_frees = hz3_has_class(heap->freed_bits, c);  // since the last slow path before this one
   note_slow(heap, c, true);
   struct hz3_bin *bin = &heap->bins[c];
   if (bin->lo != NULL) {
     struct hz3_magazine *magazine = hz3_magazine_of_slots(bin->lo);
-    size_t capacity = only_frees && bin->top != bin->lo ? limited_capacity(c, bin->top[-1], capacity_of(heap, c, magazine)) : 0;
+    size_t capacity = only_frees ? limited_capacity(c, object, capacity_of(heap, c, magazine)) : 0;
     if (capacity != 0) {
       shrink_bin(heap, c, capacity);
       return true;
@@ -694,14 +702,14 @@ static bool make_room(struct hz3_heap *heap, unsigned c) {
 // magazine of the depot, which is older, goes along. No sign of use: a bin that is not allocated from is idle. False when there
 // is no memory for a magazine.
 static bool empty_drain(struct hz3_heap *heap, unsigned c, const void *object) {
-  size_t most = hz3_max(capacity_at(heap, c, 0), 1), capacity = limited_capacity(c, object, most);
+  size_t most = drain_capacity(heap, c), capacity = limited_capacity(c, object, most);
   if (capacity != 0 && hz3_has_class(heap->freed_bits, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) flush_class(heap, c);
   hz3_add_class(heap->freed_bits, c);
   struct hz3_bin *drain = &heap->drains[c];
   struct hz3_magazine *magazine = unload(drain), *shared = hz3_depot_drain_own(c);
   if (shared != NULL) release_magazine(heap, c, shared);
   if (magazine != NULL) release(c, magazine->slots, magazine->count);
-  else magazine = take_empty(heap, 0);
+  else magazine = take_empty(heap, is_big(c) ? 0 : DRAIN_LEVEL);
   if (magazine == NULL) return false;
   hz3_add_class(heap->drain_bits, c);
   drain->lo = drain->top = magazine->slots;
@@ -713,7 +721,7 @@ static void free_to_class(struct hz3_heap *heap, unsigned c, void *pointer) {
   bool drains = hz3_tag_of(pointer) >= HZ3_TAG_DRAIN;
   struct hz3_bin *bin = drains ? &heap->drains[c] : &heap->bins[c];
   check_is_not_newest(bin, c, pointer);
-  if (bin->top != bin->hi || (drains ? empty_drain(heap, c, pointer) : make_room(heap, c))) hz3_bin_push(bin, pointer);
+  if (bin->top != bin->hi || (drains ? empty_drain(heap, c, pointer) : make_room(heap, c, pointer))) hz3_bin_push(bin, pointer);
   else release(c, &pointer, 1);
 }
 

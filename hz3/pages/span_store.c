@@ -27,10 +27,7 @@ enum { HELD_UP_MS = 60 * 1000 };  // a tick that has read the clock may take so 
 // may hold none.
 enum { DRAIN_SHARE = 8, DRAIN_FEW_SPANS = 4, DRAIN_EXCHANGE = 512, DRAIN_MOST_BYTES = HZ3_SLICE_BYTES / 2 };
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
-// Behind the last object there may be the start of one more, which a bad pointer may name: there has to be a bit for it, too.
-#define FITS_WORDS(class, below, bytes, slices, objects) \
-  _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits"); \
-  _Static_assert((objects) % 64 != 0 || (objects) * (bytes) == (slices) * HZ3_SLICE_BYTES, "every start of an object has its bit");
+#define FITS_WORDS(class, below, bytes, slices, objects) _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits");
 HZ3_SIZE_CLASSES(FITS_WORDS)
 
 static size_t room_of(const struct hz3_span *span) { return hz3_size_classes[span->size_class].objects - hz3_span_objects_out(span); }
@@ -419,6 +416,18 @@ size_t hz3_span_store_purge_sparse(struct hz3_span_store *store, uint32_t now_ms
   return count;
 }
 
+// Clears bit `index` % 64; whether it was set. Compilers make four instructions of it, the first of which waits for a register (docs/decisions/0032).
+HZ3_INLINE bool take_bit(uint64_t *word, size_t index) {
+#if defined(__x86_64__)
+  bool was_set;
+  __asm__("btr %2, %0" : "+r"(*word), "=@ccc"(was_set) : "r"(index));
+#else
+  bool was_set = *word >> index % 64 & 1;
+  *word &= ~((uint64_t)1 << index % 64);
+#endif
+  return was_set;
+}
+
 // `count` objects of the span are no longer marked as out.
 static void end_run_locked(struct hz3_span_store *store, struct hz3_span *span, size_t count, struct off_list *off) {
   span->is_purged = false;
@@ -426,24 +435,29 @@ static void end_run_locked(struct hz3_span_store *store, struct hz3_span *span, 
   if (span->until_settle <= 0) settle_locked(store, span, count, off);
 }
 
+// Of an object of the class, counted from the one at `start`; a huge number for what is none from there on.
+HZ3_INLINE size_t number_from(const char *start, const struct hz3_size_class *class, const void *object) {
+  return hz3_object_number(class->odd_inverse, class->twos, (size_t)((const char *)object - start));
+}
+
 // Ends the process for a pointer into the span that is no object which is out.
-static HZ3_COLD void refuse(const struct hz3_span *span, const void *object) {
-  bool is_start;
-  size_t index = hz3_object_index(hz3_size_classes[span->size_class].reciprocal, (size_t)((const char *)object - span->base), &is_start);
-  hz3_fatal(is_start && index < span->carved ? HZ3_FATAL_DOUBLE_FREE : HZ3_FATAL_MISALIGNED_FREE, object, hz3_size_classes[span->size_class].bytes);
+__attribute__((noreturn)) static HZ3_COLD void refuse(const struct hz3_span *span, const void *object) {
+  const struct hz3_size_class *class = &hz3_size_classes[span->size_class];
+  bool is_object = number_from(span->base, class, object) < span->carved;
+  hz3_fatal(is_object ? HZ3_FATAL_DOUBLE_FREE : HZ3_FATAL_MISALIGNED_FREE, object, class->bytes);
 }
 
 // The number of the object in its span.
-HZ3_INLINE size_t index_in(const struct hz3_span *span, uint64_t reciprocal, const void *object) {
-  bool is_start;
-  size_t index = hz3_object_index(reciprocal, (size_t)((const char *)object - span->base), &is_start);
-  if (HZ3_UNLIKELY(!is_start)) refuse(span, object);
+HZ3_INLINE size_t index_in(const struct hz3_span *span, const struct hz3_size_class *class, const void *object) {
+  size_t index = number_from(span->base, class, object);
+  if (HZ3_UNLIKELY(index >= class->objects)) refuse(span, object);
   return index;
 }
 
 // Puts the objects of one home back, one by one; the others move to the front, and their end is returned.
 static void **release_singly_locked(struct hz3_span_store *store, unsigned home, unsigned size_class, void **objects, void **end, struct off_list *off) {
-  uint64_t kind = hz3_page_map_kind(size_class, home), reciprocal = hz3_size_classes[size_class].reciprocal;
+  const struct hz3_size_class class = hz3_size_classes[size_class];
+  uintptr_t kind = hz3_page_map_kind(size_class, home);
   void **others = objects;
   for (void **next = objects; next != end; next++) {
     void *object = *next;
@@ -452,10 +466,10 @@ static void **release_singly_locked(struct hz3_span_store *store, unsigned home,
       *others++ = object;
       continue;
     }
-    size_t index = index_in(span, reciprocal, object);
-    uint64_t *at = &span->out_words[index / 64], word = *at, bit = index % 64;
-    if (HZ3_UNLIKELY((word >> bit & 1) == 0)) refuse(span, object);
-    *at = word & ~((uint64_t)1 << bit);
+    size_t index = index_in(span, &class, object);
+    uint64_t *at = &span->out_words[index / 64], out = *at;
+    if (HZ3_UNLIKELY(!take_bit(&out, index))) refuse(span, object);
+    *at = out;
     span->is_purged = false;
     if (--span->until_settle == 0) settle_locked(store, span, 1, off);  // below that only while it is off the lists
   }
@@ -469,25 +483,26 @@ HZ3_INLINE size_t stretch_of(void **next, size_t most, size_t bytes) {
   return n;
 }
 
-// Marks the object and those after it that lie in the same word of the span's bitmap; returns their end. The word stays in a register,
-// because a load of it would wait for the store before.
-HZ3_INLINE void **mark_word(struct hz3_span *span, const struct hz3_size_class *class, void **next, void **end, bool in_stretches) {
-  const void *object = *next;
-  size_t index = index_in(span, class->reciprocal, object), bit = index % 64, first = index - bit, limit = hz3_min(class->objects - first, 64);
+// Marks the object, of number `index`, and those after it that lie in the same word of the span's bitmap; returns their end. The word
+// stays in a register, because a load of it would wait for the store before.
+HZ3_INLINE void **mark_word(struct hz3_span *span, const struct hz3_size_class *class, size_t index, void **next, void **end, bool in_stretches) {
+  size_t bit = index % 64, first = index - bit, limit = hz3_min(class->objects - first, 64);
   const char *start = span->base + first * class->bytes;
-  uint64_t *at = &span->out_words[index / 64], back = ~*at;
-  bool is_start;
+  uint64_t *at = &span->out_words[index / 64], out = *at;
   do {
     size_t count = in_stretches ? stretch_of(next, hz3_min((size_t)(end - next), limit - bit), class->bytes) : 1;
-    uint64_t bits = in_stretches ? bits_of(bit, count) : (uint64_t)1 << bit, twice = in_stretches ? back & bits : back >> bit & 1;
-    if (HZ3_UNLIKELY(twice != 0)) refuse(span, in_stretches ? start + (size_t)__builtin_ctzll(twice) * class->bytes : object);
-    back |= bits;
+    if (in_stretches) {
+      uint64_t bits = bits_of(bit, count), twice = ~out & bits;
+      if (HZ3_UNLIKELY(twice != 0)) refuse(span, start + (size_t)__builtin_ctzll(twice) * class->bytes);
+      out &= ~bits;
+    } else {
+      if (HZ3_UNLIKELY(!take_bit(&out, bit))) refuse(span, *next);
+    }
     next += count;
     if (next == end) break;
-    object = *next;
-    bit = hz3_object_index(class->reciprocal, (size_t)((const char *)object - start), &is_start);
-  } while (bit < limit && is_start);
-  *at = ~back;
+    bit = number_from(start, class, *next);
+  } while (bit < limit);
+  *at = out;
   return next;
 }
 
@@ -504,8 +519,9 @@ HZ3_INLINE void **release_words_locked(struct hz3_span_store *store, unsigned ho
       continue;
     }
     void **run = next;
-    do next = mark_word(span, &class, next, end, in_stretches);
-    while (next != end && (size_t)((char *)*next - span->base) < class.objects * (size_t)class.bytes);
+    size_t index = index_in(span, &class, *next);
+    do next = mark_word(span, &class, index, next, end, in_stretches);
+    while (next != end && (index = number_from(span->base, &class, *next)) < class.objects);
     end_run_locked(store, span, (size_t)(next - run), off);
   }
   return others;

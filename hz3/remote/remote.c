@@ -204,15 +204,18 @@ struct hz3_magazine *hz3_depot_pop(unsigned size_class) {
   return magazine != NULL ? magazine : pop_away(cpu, size_class);
 }
 
-struct hz3_magazine *hz3_depot_drain(unsigned size_class) {
+static struct hz3_magazine *drain_from_all(unsigned own_shard, unsigned size_class) {
   struct hz3_magazine *magazine = NULL;
-  for (unsigned own = shard_of(own_cpu()), i = 0; magazine == NULL && i < shard_count; i++) magazine = drain_from((own + i) % shard_count, size_class);
+  for (unsigned i = 0; magazine == NULL && i < shard_count; i++) magazine = drain_from((own_shard + i) % shard_count, size_class);
   return magazine;
 }
 
+struct hz3_magazine *hz3_depot_drain(unsigned size_class) { return drain_from_all(shard_of(own_cpu()), size_class); }
+
 struct hz3_magazine *hz3_depot_drain_own(unsigned size_class) {
-  struct hz3_magazine *magazine = pop_warm(size_class, own_cpu());
-  return magazine != NULL ? magazine : hz3_depot_drain(size_class);
+  unsigned cpu = own_cpu();
+  struct hz3_magazine *magazine = pop_warm(size_class, cpu);
+  return magazine != NULL ? magazine : drain_from_all(shard_of(cpu), size_class);
 }
 
 static uint32_t take_low_water(struct hz3_stack *stack) {
