@@ -78,10 +78,10 @@ unsigned hz3_size_class_of_aligned(size_t bytes, size_t align);
 #define HZ3_INVERSE_OF_ODD(odd) \
   HZ3_INVERSE_STEP(odd, HZ3_INVERSE_STEP(odd, HZ3_INVERSE_STEP(odd, HZ3_INVERSE_STEP(odd, (3 * (odd)) ^ 2))))
 #define HZ3_ODD_INVERSE(bytes) HZ3_INVERSE_OF_ODD((uint64_t)(bytes) >> HZ3_TWOS(bytes))
-// How many objects lie below the one that starts at this offset into a span, or behind that start if it is negative modulo 2^64. 2^43 or
-// more if none starts there, or it is negative: one comparison tells that from a number. With bytes = odd * 2^twos, the product is
-// number * 2^twos for a multiple of `bytes`; for one of 2^twos only it is y * 2^twos with odd * y > 2^(64 - twos), and for any other
-// offset the rotation brings ones to the top (the divisibility test of Granlund and Montgomery, 1994).
+// The number in its span of the object that starts at this offset. 2^43 or more if none starts there, or if the offset is negative modulo
+// 2^64, so one comparison tells. With bytes = odd * 2^twos, the product is number * 2^twos for a multiple of `bytes`; for one of 2^twos
+// only it is y * 2^twos with odd * y > 2^(64 - twos), and for any other offset the rotation brings ones to the top (the divisibility
+// test of Granlund and Montgomery, 1994).
 HZ3_INLINE size_t hz3_object_number(uint64_t odd_inverse, unsigned twos, size_t offset) {
   uint64_t product = offset * odd_inverse;
   return product >> twos | product << (64 - twos);

@@ -665,6 +665,27 @@ TEST_P(SpanBoxDeathTest, TailOfTheSpanIsFatal) {
   EXPECT_DEATH(kBox.release(c_, &tail, 1), FatalLine("free of a pointer into the middle of a block"));
 }
 
+// Many that follow each other in memory, or lie near each other, are marked a word of the bitmap at a time.
+TEST_P(SpanBoxDeathTest, OneBadPointerAmongManyIsFatal) {
+  const size_t kCount = 32, kBad = 25;
+  if (per_span_ <= kCount) GTEST_SKIP() << "a span has no more objects";
+  std::vector<void *> upwards = Fetch(kCount);
+  std::sort(upwards.begin(), upwards.end());
+  const std::vector<void *> downwards(upwards.rbegin(), upwards.rend());
+  void *never_handed_out = static_cast<char *>(upwards.back()) + bytes_;
+  for (const std::vector<void *> &objects : {upwards, downwards}) {
+    auto released_with = [&](void *bad) {
+      std::vector<void *> many = objects;
+      many[kBad] = bad;
+      kBox.release(c_, many.data(), many.size());
+    };
+    EXPECT_DEATH(released_with(objects[kBad - 5]), FatalLine("double free"));
+    EXPECT_DEATH(released_with(objects[kBad + 5]), FatalLine("double free"));
+    EXPECT_DEATH(released_with(static_cast<char *>(objects[kBad]) + 8), FatalLine("free of a pointer into the middle of a block"));
+    EXPECT_DEATH(released_with(never_handed_out), FatalLine("free of a pointer into the middle of a block"));
+  }
+}
+
 TEST_P(SpanBoxDeathTest, ForeignPointerIsFatal) {
   std::string line = FatalLine("free of a pointer that this allocator did not return", false);
   int on_stack;
