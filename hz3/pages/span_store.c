@@ -416,7 +416,7 @@ size_t hz3_span_store_purge_sparse(struct hz3_span_store *store, uint32_t now_ms
   return count;
 }
 
-// Clears bit `index` % 64; whether it was set. Compilers make four instructions of it, the first of which waits for a register (docs/decisions/0032).
+// Clears bit `index` % 64; whether it was set. In C, compilers make four instructions of it (docs/decisions/0032).
 HZ3_INLINE bool take_bit(uint64_t *word, size_t index) {
 #if defined(__x86_64__)
   bool was_set;
