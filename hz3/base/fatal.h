@@ -37,7 +37,7 @@ __attribute__((noreturn)) HZ3_COLD void hz3_fatal_check(const char *expression, 
 #define HZ3_CHECK(cond) (HZ3_LIKELY(cond) ? (void)0 : hz3_fatal_check(#cond, __FILE__, __LINE__))
 
 #ifdef NDEBUG
-#define HZ3_ASSERT(cond) ((void)0)
+#define HZ3_ASSERT(cond) ((void)sizeof(cond))
 #else
 #define HZ3_ASSERT(cond) HZ3_CHECK(cond)
 #endif

@@ -1,15 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is: the spans of a size class, whichever box has them: small or medium.
-// Called by: slow.c, stats.c, checked.c of this box only.
+// What it is: the class of a block, and the spans of a class, whichever box has them: small or medium.
+// Called by: slow.c, resize.c, stats.c, checked.c of this box only.
 // Owns: nothing.
 #ifndef HZ3_HOT_CLASS_SPANS_H_
 #define HZ3_HOT_CLASS_SPANS_H_
 
 #include "hz3/base/size_class.h"
 #include "hz3/medium/medium.h"
+#include "hz3/pages/pages.h"
+#include "hz3/pages/tag_map.h"
 #include "hz3/small/small.h"
 
 HZ3_BEGIN_DECLS
+
+// Of any pointer, also outside of the tag table's window; 0 for what is no small or medium block.
+HZ3_INLINE unsigned hz3_class_of_untagged(const void *pointer) {
+  struct hz3_span *span = hz3_pages_span_of(pointer);
+  return span == NULL ? 0 : span->size_class;
+}
+
+HZ3_INLINE unsigned hz3_class_of(const void *pointer) {
+  intptr_t tag = hz3_tag_of(pointer);
+  return tag != 0 ? hz3_tag_class(tag) : hz3_class_of_untagged(pointer);
+}
 
 HZ3_INLINE void hz3_class_release(unsigned size_class, void **objects, size_t count) {
   if (size_class > HZ3_SMALL_CLASS_LAST) hz3_medium_release(size_class, objects, count);

@@ -56,8 +56,8 @@ int PrintStep(dl_phdr_info *module, size_t, void *address) {
   return 0;
 }
 
-void SetAccess(void *block, int rights) {
-  void *page = reinterpret_cast<void *>(reinterpret_cast<uintptr_t>(block) & ~uintptr_t{kPage - 1});
+void SetAccess(uintptr_t address, int rights) {
+  void *page = reinterpret_cast<void *>(address & ~uintptr_t{kPage - 1});
   if (mprotect(page, kPage, rights) != 0) abort();
 }
 
@@ -76,6 +76,7 @@ bool Probe(const char *what, size_t bytes, bool allocates, bool untouched) {
   static void *blocks[kWarmBlocks];
   for (void *&block : blocks) block = malloc(bytes);
   void *block = blocks[kWarmBlocks / 2];
+  const auto address = reinterpret_cast<uintptr_t>(block);
   operator delete(operator new(bytes));
   Run(what, allocates ? reinterpret_cast<void *>(bytes) : malloc(bytes));
   free(blocks[0]);
@@ -86,9 +87,9 @@ bool Probe(const char *what, size_t bytes, bool allocates, bool untouched) {
     blocks[0] = malloc(bytes);  // there is room
   }
   step_count = 0;
-  if (untouched) SetAccess(block, PROT_NONE);
+  if (untouched) SetAccess(address, PROT_NONE);
   void *result = Run(what, allocates ? reinterpret_cast<void *>(bytes) : block);
-  if (untouched) SetAccess(block, PROT_READ | PROT_WRITE);
+  if (untouched) SetAccess(address, PROT_READ | PROT_WRITE);
   return !allocates || result == block;
 }
 

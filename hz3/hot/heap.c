@@ -66,7 +66,7 @@ static void push_parked_locked(struct hz3_heap *heap) {
   parked = heap;
 }
 
-static void take_parked_locked(struct hz3_heap *heap) {
+static void unlink_parked_locked(struct hz3_heap *heap) {
   if (heap->prev_parked != NULL) heap->prev_parked->next_parked = heap->next_parked;
   else parked = heap->next_parked;
   if (heap->next_parked != NULL) heap->next_parked->prev_parked = heap->prev_parked;
@@ -89,10 +89,13 @@ static void put_parked_locked(struct hz3_heap *heap, size_t bytes) {
 }
 
 bool hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes) {
-  heap->last_tick_ms = hz3_os_now_ms();
+  uint64_t now = hz3_os_now_ms();
   hz3_lock_acquire(&heaps_lock);
   bool fits = bytes == 0 || parked_bytes + bytes <= PARKED_MAX_BYTES;
-  if (fits) put_parked_locked(heap, bytes);
+  if (fits) {
+    heap->last_tick_ms = now;
+    put_parked_locked(heap, bytes);
+  }
   hz3_lock_release(&heaps_lock);
   return fits;
 }
@@ -102,7 +105,7 @@ struct hz3_heap *hz3_heap_take_parked(uint64_t before_ms) {
   struct hz3_heap *heap = oldest_parked;
   if (heap != NULL && heap->last_tick_ms > before_ms) heap = NULL;
   if (heap != NULL) {
-    take_parked_locked(heap);
+    unlink_parked_locked(heap);
     set_busy(heap, true);
     set_state(heap, HZ3_HEAP_OWNED);
   }
@@ -112,7 +115,7 @@ struct hz3_heap *hz3_heap_take_parked(uint64_t before_ms) {
 
 static struct hz3_heap *take_any_parked_locked(void) {
   struct hz3_heap *heap = parked;
-  if (heap != NULL) take_parked_locked(heap);
+  if (heap != NULL) unlink_parked_locked(heap);
   else if ((heap = flushed) != NULL) flushed = heap->next_parked;
   return heap;
 }

@@ -51,12 +51,11 @@ enum {
 static uint64_t last_tick_ms;
 static uint32_t trim_epoch;
 static size_t grown_process_bytes;  // sum of all heaps' grown_bytes
-static uint32_t step_ms;            // the time in steps of QUIET_MS / 2, as far as a slow path has looked at the clock
+static uint32_t coarse_now_ms;      // the time in steps of QUIET_MS / 2, as far as a slow path has looked at the clock
 static struct {
-  // The steps in which a bin last ran dry, a bin or drain was limited or the depot refused what threads share, and a bin ran dry soon
-  // after that.
+  // When a bin last ran dry, a bin or drain was limited or the depot refused what threads share, and a bin ran dry soon after that.
   uint32_t ran_dry_ms, limited_ms, swung_ms;
-} steps[HZ3_CLASS_COUNT];
+} class_times[HZ3_CLASS_COUNT];
 
 #define OFFSETS(class, below, bytes, slices, objects) \
   [(below) / 16 + ((below) != 0)...(bytes) / 16] = (class) * sizeof(struct hz3_bin),
@@ -65,18 +64,6 @@ const uint16_t hz3_bin_offsets[HZ3_TABLE_MAX / 16 + 1] = {HZ3_TABLE_CLASSES(OFFS
 static size_t class_bytes(unsigned c) { return hz3_size_classes[c].bytes; }
 
 // ---- boxes by class ----
-
-// It may lie outside the tag table's window.
-static unsigned class_of_untagged(const void *pointer) {
-  struct hz3_span *span = hz3_pages_span_of(pointer);
-  return span == NULL ? 0 : span->size_class;
-}
-
-// 0 for what is no small or medium block.
-static unsigned class_of(const void *pointer) {
-  intptr_t tag = hz3_tag_of(pointer);
-  return tag != 0 ? hz3_tag_class(tag) : class_of_untagged(pointer);
-}
 
 static size_t fetch(const struct hz3_heap *heap, unsigned c, void **out, size_t count, bool *is_clean) {
   bool is_small = c <= HZ3_SMALL_CLASS_LAST;
@@ -244,23 +231,23 @@ static bool may_grow(const struct hz3_heap *heap, unsigned c) {
 }
 
 // A thread that was held up may set it back, until the next one looks at the clock.
-static void note_step(uint32_t now_ms) {
-  if (now_ms - __atomic_load_n(&step_ms, __ATOMIC_RELAXED) >= QUIET_MS / 2) __atomic_store_n(&step_ms, now_ms, __ATOMIC_RELAXED);
+static void advance_coarse_clock(uint32_t now_ms) {
+  if (now_ms - __atomic_load_n(&coarse_now_ms, __ATOMIC_RELAXED) >= QUIET_MS / 2) __atomic_store_n(&coarse_now_ms, now_ms, __ATOMIC_RELAXED);
 }
 
-static uint32_t ms_since(const uint32_t *step) { return __atomic_load_n(&step_ms, __ATOMIC_RELAXED) - __atomic_load_n(step, __ATOMIC_RELAXED); }
+static uint32_t ms_since(const uint32_t *time) { return __atomic_load_n(&coarse_now_ms, __ATOMIC_RELAXED) - __atomic_load_n(time, __ATOMIC_RELAXED); }
 
 // Written once a step, for all threads share it.
-static void set_to_now(uint32_t *step) {
-  if (ms_since(step) != 0) __atomic_store_n(step, __atomic_load_n(&step_ms, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+static void set_to_now(uint32_t *time) {
+  if (ms_since(time) != 0) __atomic_store_n(time, __atomic_load_n(&coarse_now_ms, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
 }
 
 static void note_ran_dry(unsigned c) {
-  set_to_now(&steps[c].ran_dry_ms);
-  if (ms_since(&steps[c].limited_ms) < HZ3_SOON_MS) set_to_now(&steps[c].swung_ms);
+  set_to_now(&class_times[c].ran_dry_ms);
+  if (ms_since(&class_times[c].limited_ms) < HZ3_SOON_MS) set_to_now(&class_times[c].swung_ms);
 }
 
-static bool swings(unsigned c) { return ms_since(&steps[c].swung_ms) < HZ3_SWING_MS; }
+static bool swings(unsigned c) { return ms_since(&class_times[c].swung_ms) < HZ3_SWING_MS; }
 
 // A bin that overflows or runs dry often may hold more, as long as the budgets last. Of big objects only if it does both in
 // turn: a program that only allocates, or only frees, gains nothing by a bin that holds megabytes.
@@ -296,12 +283,12 @@ static bool is_shrinking(unsigned c, const struct hz3_class_use *use) {
 // this for the home that the object comes from: what is going on in others says nothing of it. 0: no limit.
 static size_t limited_capacity(unsigned c, const void *object, size_t capacity) {
   struct hz3_class_use use = hz3_class_use_at(c, hz3_pages_home_of(object));
-  bool quiet = use.spans > FEW_SPANS && ms_since(&steps[c].ran_dry_ms) >= QUIET_MS;
+  bool quiet = use.spans > FEW_SPANS && ms_since(&class_times[c].ran_dry_ms) >= QUIET_MS;
   if (!quiet && !is_shrinking(c, &use)) return 0;
   bool comes_again = !quiet && swings(c);
   size_t most = use.out / (comes_again ? SWINGING_PART : SHRINKING_PART);
   if (comes_again && most >= capacity) return 0;
-  set_to_now(&steps[c].limited_ms);
+  set_to_now(&class_times[c].limited_ms);
   return hz3_max(hz3_min(capacity, most), 1);
 }
 
@@ -332,13 +319,13 @@ static size_t depot_limit(const struct hz3_heap *heap, unsigned c, size_t magazi
 // share the spans: what swings of those the depot may keep, as much as bins may grow by (docs/decisions/0036).
 static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazine) {
   bool alone = hz3_heap_count() == 1, is_small = c <= HZ3_SMALL_CLASS_LAST;
-  bool own = !alone && is_small && is_own(heap, magazine), is_shared = !alone && !is_small;
+  bool own = !alone && is_small && is_own(heap, magazine), has_common_spans = !alone && !is_small;
   bool only_frees = !hz3_has_class(heap->refilled_bits, c);
-  size_t most_bytes = only_frees && !own ? COOLING_BYTES : 0;
-  if (is_shared && swings(c)) most_bytes = hz3_min(hz3_heap_count() * GROWN_HEAP_BYTES, GROWN_PROCESS_BYTES);
-  if (hz3_depot_push(c, magazine, depot_limit(heap, c, magazine->count, own), most_bytes)) return;
-  if (is_shared) set_to_now(&steps[c].limited_ms);
-  struct hz3_magazine *older = hz3_depot_drain_own(c);
+  size_t always_below_bytes = only_frees && !own ? COOLING_BYTES : 0;
+  if (has_common_spans && swings(c)) always_below_bytes = hz3_min(hz3_heap_count() * GROWN_HEAP_BYTES, GROWN_PROCESS_BYTES);
+  if (hz3_depot_push(c, magazine, depot_limit(heap, c, magazine->count, own), always_below_bytes)) return;
+  if (has_common_spans) set_to_now(&class_times[c].limited_ms);
+  struct hz3_magazine *older = hz3_depot_take_own(c);
   release_magazine(heap, c, magazine);
   if (older != NULL) release_magazine(heap, c, older);
 }
@@ -350,7 +337,7 @@ static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazi
 static void *take_last(struct hz3_heap *heap, unsigned *c) {
   void *object = heap->last.object;
   heap->last = (struct hz3_last_freed){0};
-  *c = class_of(object);
+  *c = hz3_class_of(object);
   if (object != NULL && *c == 0) hz3_fatal(HZ3_FATAL_INVALID_FREE, object, 0);
   return object;
 }
@@ -400,10 +387,10 @@ void hz3_heap_flush(struct hz3_heap *heap) {
 }
 
 // Gives up to `count` magazines back, and not much more than so many objects; returns how many these were.
-static size_t drain_depot(struct hz3_heap *heap, unsigned c, uint32_t count, size_t most_objects) {
+static size_t release_from_depot(struct hz3_heap *heap, unsigned c, uint32_t count, size_t most_objects) {
   size_t objects = 0;
   for (; count > 0 && objects < most_objects; count--) {
-    struct hz3_magazine *magazine = hz3_depot_drain(c);
+    struct hz3_magazine *magazine = hz3_depot_take_any(c);
     if (magazine == NULL) break;
     objects += magazine->count;
     release_magazine(heap, c, magazine);
@@ -411,7 +398,7 @@ static size_t drain_depot(struct hz3_heap *heap, unsigned c, uint32_t count, siz
   return objects;
 }
 
-static void drain_parked(uint64_t before_ms, uint32_t most) {
+static void flush_parked(uint64_t before_ms, uint32_t most) {
   for (struct hz3_heap *heap; most > 0 && (heap = hz3_heap_take_parked(before_ms)) != NULL; most--) {
     hz3_heap_flush(heap);
     hz3_heap_put_parked(heap, 0);
@@ -419,7 +406,7 @@ static void drain_parked(uint64_t before_ms, uint32_t most) {
 }
 
 // Threads past their destructors are few and short of life: nobody counts on finding this heap warm.
-static void drain_shared(void) {
+static void flush_shared(void) {
   struct hz3_heap *heap = hz3_heap_enter_shared();
   if (heap == NULL) return;
   hz3_heap_flush(heap);
@@ -455,7 +442,7 @@ static void tick_own(struct hz3_heap *heap, uint64_t now) {
 static void tick(struct hz3_heap *heap) {
   // The clock is read after the time of the last tick, so that their difference is not negative.
   uint64_t last = __atomic_load_n(&last_tick_ms, __ATOMIC_RELAXED), now = hz3_os_now_ms();
-  note_step((uint32_t)now);
+  advance_coarse_clock((uint32_t)now);
   if (now - heap->last_tick_ms >= HZ3_TICK_MS) tick_own(heap, now);
   // One thread does the common part.
   if (now - last < HZ3_TICK_MS || !__atomic_compare_exchange_n(&last_tick_ms, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
@@ -463,9 +450,9 @@ static void tick(struct hz3_heap *heap) {
   uint32_t unused[HZ3_CLASS_COUNT];
   hz3_depot_take_low_water(unused);
   size_t left = OBJECTS_PER_TICK;
-  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) left -= hz3_min(left, drain_depot(heap, c, (unused[c] + 1) / 2, left));
-  drain_parked(now - HZ3_TICK_MS, HEAPS_PER_TICK);
-  drain_shared();
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) left -= hz3_min(left, release_from_depot(heap, c, (unused[c] + 1) / 2, left));
+  flush_parked(now - HZ3_TICK_MS, HEAPS_PER_TICK);
+  flush_shared();
   if (!hz3_pages_are_hollow_purges_early()) purge_sparse_spans((uint32_t)now);
   hz3_pages_purge_idle();
   hz3_large_purge_idle();
@@ -502,9 +489,9 @@ static void leave(struct hz3_heap *heap) {
 static bool reclaim(struct hz3_heap *heap) {
   bool held = HZ3_CHECKED && hz3_checked_empty_large_quarantine();
   hz3_heap_flush(heap);
-  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) drain_depot(heap, c, UINT32_MAX, SIZE_MAX);
-  drain_parked(UINT64_MAX, UINT32_MAX);
-  drain_shared();
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) release_from_depot(heap, c, UINT32_MAX, SIZE_MAX);
+  flush_parked(UINT64_MAX, UINT32_MAX);
+  flush_shared();
   __atomic_fetch_add(&trim_epoch, 1, __ATOMIC_RELAXED);
   bool pages = hz3_pages_trim(true);
   return hz3_large_trim(true) || pages || held;
@@ -633,7 +620,7 @@ void *hz3_aligned_alloc(size_t align, size_t bytes) {
 
 // For a full bin of a shrinking or quiet class: everything the heap has of it, and a magazine of the depot, goes back.
 static void shrink_bin(struct hz3_heap *heap, unsigned c, size_t capacity) {
-  struct hz3_magazine *magazine = unload(&heap->bins[c]), *spare = spare_of(heap, c), *shared = hz3_depot_drain_own(c);
+  struct hz3_magazine *magazine = unload(&heap->bins[c]), *spare = spare_of(heap, c), *shared = hz3_depot_take_own(c);
   release(c, magazine->slots, magazine->count);
   magazine->count = 0;
   load(heap, c, magazine);
@@ -656,35 +643,14 @@ static bool enlarge(struct hz3_heap *heap, unsigned c) {
   return true;
 }
 
-// Makes room for the object in a full or missing bin. False if the class has none, or when there is no memory for a magazine.
-static bool make_room(struct hz3_heap *heap, unsigned c, const void *object) {
-  bool only_frees = hz3_has_class(heap->freed_bits, c);  // since the last slow path before this one
-  note_slow(heap, c, true);
-  struct hz3_bin *bin = &heap->bins[c];
-  if (bin->lo != NULL) {
-    struct hz3_magazine *magazine = hz3_magazine_of_slots(bin->lo);
-    size_t capacity = only_frees ? limited_capacity(c, object, capacity_of(heap, c, magazine)) : 0;
-    if (capacity != 0) {
-      shrink_bin(heap, c, capacity);
-      return true;
-    }
-    if (bin->top != bin->hi) return true;  // the bin has just grown
-    if (magazine->level < magazine_level(heap, c) && enlarge(heap, c)) return true;
-  } else if (capacity_at(heap, c, heap->level[c]) == 0) {
-    return false;
-  }
-  struct hz3_magazine *spare = spare_of(heap, c);
-  if (spare != NULL && spill_to_spare(heap, c, spare)) return true;
-  struct hz3_magazine *full = unload(&heap->bins[c]), *empty = take_empty(heap, magazine_level(heap, c));
-  if (full == NULL) {
-    if (empty != NULL) load(heap, c, empty);
-    return empty != NULL;
-  }
+// A full bin gets an empty magazine; its own becomes the spare, or is shared. Without memory for one the objects go to their spans.
+static void exchange_full(struct hz3_heap *heap, unsigned c) {
+  struct hz3_magazine *full = unload(&heap->bins[c]), *empty = take_empty(heap, magazine_level(heap, c)), *spare = spare_of(heap, c);
   if (empty == NULL) {
     release(c, full->slots, full->count);
     full->count = 0;
     load(heap, c, full);
-    return true;
+    return;
   }
   // The spare is the older of the two: it leaves first, the warm one stays.
   if (spare != NULL) {
@@ -695,6 +661,27 @@ static bool make_room(struct hz3_heap *heap, unsigned c, const void *object) {
   if (heap->spare_bytes + full->count * class_bytes(c) > HZ3_HEAP_BYTES) share(heap, c, full);
   else set_spare(heap, c, full);
   load(heap, c, empty);
+}
+
+// Makes room for the object in a full or missing bin. False if the class has none, or when there is no memory for a first magazine.
+static bool make_room(struct hz3_heap *heap, unsigned c, const void *object) {
+  bool freed_last = hz3_has_class(heap->freed_bits, c);
+  note_slow(heap, c, true);
+  struct hz3_bin *bin = &heap->bins[c];
+  if (bin->lo == NULL) {
+    struct hz3_magazine *first = capacity_at(heap, c, heap->level[c]) == 0 ? NULL : take_empty(heap, magazine_level(heap, c));
+    if (first != NULL) load(heap, c, first);
+    return first != NULL;
+  }
+  struct hz3_magazine *magazine = hz3_magazine_of_slots(bin->lo), *spare = spare_of(heap, c);
+  size_t capacity = freed_last ? limited_capacity(c, object, capacity_of(heap, c, magazine)) : 0;
+  if (capacity != 0) {
+    shrink_bin(heap, c, capacity);
+    return true;
+  }
+  if (bin->top != bin->hi) return true;  // the bin has just grown
+  if (magazine->level < magazine_level(heap, c) && enlarge(heap, c)) return true;
+  if (spare == NULL || !spill_to_spare(heap, c, spare)) exchange_full(heap, c);
   return true;
 }
 
@@ -706,7 +693,7 @@ static bool empty_drain(struct hz3_heap *heap, unsigned c, const void *object) {
   if (capacity != 0 && hz3_has_class(heap->freed_bits, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) flush_class(heap, c);
   hz3_add_class(heap->freed_bits, c);
   struct hz3_bin *drain = &heap->drains[c];
-  struct hz3_magazine *magazine = unload(drain), *shared = hz3_depot_drain_own(c);
+  struct hz3_magazine *magazine = unload(drain), *shared = hz3_depot_take_own(c);
   if (shared != NULL) release_magazine(heap, c, shared);
   if (magazine != NULL) release(c, magazine->slots, magazine->count);
   else magazine = take_empty(heap, is_big(c) ? 0 : DRAIN_LEVEL);
@@ -768,7 +755,7 @@ void hz3_free_untagged(void *pointer) {
   if (pointer == NULL) return;
   struct hz3_large_cache *cache = large_cache();
   if (cache != NULL && hz3_large_cache_put(cache, pointer)) return;
-  unsigned c = class_of_untagged(pointer);
+  unsigned c = hz3_class_of_untagged(pointer);
   if (c != 0) free_class(c, pointer);
   else free_range(pointer);
 }
@@ -779,75 +766,7 @@ void hz3_free_slow(void *pointer) {
   else hz3_free_untagged(pointer);
 }
 
-// ---- the rest of the interface ----
-
-size_t hz3_usable_size(const void *pointer) {
-  if (pointer == NULL) return 0;
-  unsigned c = class_of(pointer);
-  if (c != 0) return class_bytes(c);
-  size_t bytes = hz3_large_usable_bytes(pointer);
-  if (bytes == 0) hz3_fatal(HZ3_FATAL_INVALID_USABLE_SIZE, pointer, 0);
-  return bytes;
-}
-
-static void *move(void *pointer, size_t old_bytes, size_t bytes) {
-  void *fresh = hz3_malloc(bytes);
-  if (fresh == NULL) return NULL;
-  memcpy(fresh, pointer, hz3_min(old_bytes, bytes));
-  hz3_free(pointer);
-  return fresh;
-}
-
-// What has grown once is likely to grow on (docs/decisions/0026); without that room if there is none. A jump, not the greater of
-// the two: the processor then looks for the new block while the size of the old one is still being looked up.
-static HZ3_NOINLINE void *grow(void *pointer, size_t old_bytes, size_t bytes) {
-  size_t roomy = old_bytes + old_bytes / 4;
-  int saved = errno;
-  void *fresh = HZ3_UNLIKELY(bytes < roomy) ? move(pointer, old_bytes, roomy) : NULL;
-  if (fresh != NULL) return fresh;
-  errno = saved;
-  return move(pointer, old_bytes, bytes);
-}
-
-// Stays without memory for the smaller block.
-static HZ3_NOINLINE void *shrink(void *pointer, size_t old_bytes, size_t bytes) {
-  int saved = errno;
-  void *fresh = move(pointer, old_bytes, bytes);
-  if (fresh != NULL) return fresh;
-  errno = saved;
-  return pointer;
-}
-
-static void *realloc_large(void *pointer, size_t bytes) {
-  size_t old_bytes;
-  if (bytes <= HZ3_MEDIUM_MAX) {
-    old_bytes = hz3_large_usable_bytes(pointer);
-    if (bytes <= old_bytes / 2) return shrink(pointer, old_bytes, bytes);
-  }
-  if (hz3_large_resize(pointer, bytes, &old_bytes)) return pointer;
-  if (old_bytes == 0) hz3_fatal(HZ3_FATAL_INVALID_REALLOC, pointer, 0);
-  if (bytes <= old_bytes) return shrink(pointer, old_bytes, bytes);
-  void *fresh = hz3_large_grow(pointer, bytes);
-  return fresh != NULL ? fresh : move(pointer, old_bytes, bytes);  // reclaims, and sets errno
-}
-
-// In place unless the block grows out of its class or would waste more than half of it.
-HZ3_INLINE void *realloc_in_class(void *pointer, unsigned c, size_t bytes) {
-  size_t old_bytes = class_bytes(c);
-  if (bytes > old_bytes) return grow(pointer, old_bytes, bytes);
-  return bytes > old_bytes / 2 || old_bytes <= 64 ? pointer : shrink(pointer, old_bytes, bytes);
-}
-
-static HZ3_NOINLINE void *realloc_untagged(void *pointer, size_t bytes) {
-  unsigned c = class_of(pointer);
-  return c == 0 ? realloc_large(pointer, bytes) : realloc_in_class(pointer, c, bytes);
-}
-
-void *hz3_realloc(void *pointer, size_t bytes) {
-  intptr_t tag = hz3_tag_of(pointer);
-  if (HZ3_UNLIKELY(tag == 0)) return realloc_untagged(pointer, bytes);
-  return realloc_in_class(pointer, hz3_tag_class(tag), bytes);
-}
+// ---- trim ----
 
 // Not where memory was refused: what the kernel refuses then is mappings, of which these pages stay part, and while a span is
 // purged, other threads that are out of memory would not find the room in it.

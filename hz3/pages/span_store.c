@@ -94,8 +94,9 @@ static bool is_carved(const struct hz3_span *span) { return span->carved == hz3_
 // carved, of which each home mostly has one, the first of its list: those who grow side by side would take it from each other, and
 // share them all.
 static struct hz3_span *emptiest_locked(const struct hz3_span_store *store) {
-  for (int i = SPARSE_LIST; i >= -1; i--) {
-    struct hz3_span *span = store->lists[i >= 0 ? i : PURGED_LIST];
+  static const uint8_t emptiest_first[HZ3_SPAN_LISTS] = {SPARSE_LIST, 2, 1, 0, PURGED_LIST};
+  for (int i = 0; i < HZ3_SPAN_LISTS; i++) {
+    struct hz3_span *span = store->lists[emptiest_first[i]];
     if (span != NULL && !is_carved(span)) span = span->next;
     if (span != NULL) return span;
   }
@@ -254,7 +255,7 @@ struct off_list {
   struct hz3_span *hollow;   // to be purged: nobody fetches from them, objects still come back
 };
 
-static bool is_shrinking(const struct hz3_span_store *store, size_t objects) {
+static bool is_half_empty(const struct hz3_span_store *store, size_t objects) {
   return store->live_objects * 2 <= store->spans * objects;
 }
 
@@ -286,7 +287,7 @@ static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_
   bool has_crossed = (out <= HOLLOW_OBJECTS && out_before > HOLLOW_OBJECTS) || (out == 1 && out_before > 1);
   bool is_hollow = has_crossed && out > 0 && out * 4 <= objects;
   if (span->list == PURGED_LIST && out > HOLLOW_OBJECTS) span->was_purged = false;
-  if (HZ3_CHECKED || !is_hollow || span->list == HZ3_SPAN_OFF_LISTS || !hz3_pages_is_giving_back() || !is_shrinking(store, objects)) {
+  if (HZ3_CHECKED || !is_hollow || span->list == HZ3_SPAN_OFF_LISTS || !hz3_pages_is_giving_back() || !is_half_empty(store, objects)) {
     place_locked(store, span, off);
     return;
   }
@@ -541,8 +542,9 @@ typedef void **release_function(struct hz3_span_store *store, unsigned home, uns
 // enough for one word of a bitmap.
 static release_function *release_for(void **objects, size_t count, size_t bytes) {
   enum { SAMPLES = 8, REACH = 8 };
+  if (count < 2 * SAMPLES) return release_singly_locked;
   size_t step = count / SAMPLES, reach = hz3_min(step - 1, REACH), near = 0, stretches = 0;
-  for (size_t i = 0; step > 1 && i < SAMPLES; i++) {
+  for (size_t i = 0; i < SAMPLES; i++) {
     void **sample = &objects[i * step];
     near += ((uintptr_t)sample[0] ^ (uintptr_t)sample[1]) < 64 * bytes;
     stretches += (uintptr_t)sample[reach] - (uintptr_t)sample[0] == reach * bytes;

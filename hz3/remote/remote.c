@@ -97,7 +97,7 @@ void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, ui
 }
 
 static uint32_t height_of(const struct hz3_stack *stack) {
-  return hz3_stack_count(__atomic_load_n(&stack->word, __ATOMIC_RELAXED));
+  return hz3_stack_height(__atomic_load_n(&stack->word, __ATOMIC_RELAXED));
 }
 
 static size_t warm_bytes(unsigned shard) {
@@ -122,10 +122,10 @@ static bool is_full(unsigned size_class, unsigned cpu, size_t magazine_bytes, si
   return height * shard_count >= limit;
 }
 
-bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, size_t most_bytes) {
+bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, size_t always_below_bytes) {
   unsigned cpu = own_cpu();
   size_t bytes = bytes_of(size_class, magazine);
-  if (is_full(size_class, cpu, bytes, limit) && warm_bytes(shard_of(cpu)) >= most_bytes) return false;
+  if (is_full(size_class, cpu, bytes, limit) && warm_bytes(shard_of(cpu)) >= always_below_bytes) return false;
   add_warm(cpu, bytes);
   if (hz3_stack_push(&cpus[cpu].warm[size_class], magazine, magazine, 1, false)) return true;
   add_warm(cpu, 0 - bytes);
@@ -183,7 +183,7 @@ static struct hz3_magazine *pop_from(unsigned shard, unsigned size_class) {
   return magazine != NULL ? magazine : turn_fullest_over(shard, size_class);
 }
 
-static struct hz3_magazine *drain_from(unsigned shard, unsigned size_class) {
+static struct hz3_magazine *take_from(unsigned shard, unsigned size_class) {
   struct hz3_magazine *magazine = pop_cool(shard, size_class);
   return magazine != NULL ? magazine : pop_warm(size_class, fullest_cpu(shard, size_class));
 }
@@ -204,18 +204,18 @@ struct hz3_magazine *hz3_depot_pop(unsigned size_class) {
   return magazine != NULL ? magazine : pop_away(cpu, size_class);
 }
 
-static struct hz3_magazine *drain_from_all(unsigned own_shard, unsigned size_class) {
+static struct hz3_magazine *take_from_all(unsigned own_shard, unsigned size_class) {
   struct hz3_magazine *magazine = NULL;
-  for (unsigned i = 0; magazine == NULL && i < shard_count; i++) magazine = drain_from((own_shard + i) % shard_count, size_class);
+  for (unsigned i = 0; magazine == NULL && i < shard_count; i++) magazine = take_from((own_shard + i) % shard_count, size_class);
   return magazine;
 }
 
-struct hz3_magazine *hz3_depot_drain(unsigned size_class) { return drain_from_all(shard_of(own_cpu()), size_class); }
+struct hz3_magazine *hz3_depot_take_any(unsigned size_class) { return take_from_all(shard_of(own_cpu()), size_class); }
 
-struct hz3_magazine *hz3_depot_drain_own(unsigned size_class) {
+struct hz3_magazine *hz3_depot_take_own(unsigned size_class) {
   unsigned cpu = own_cpu();
   struct hz3_magazine *magazine = pop_warm(size_class, cpu);
-  return magazine != NULL ? magazine : drain_from_all(shard_of(cpu), size_class);
+  return magazine != NULL ? magazine : take_from_all(shard_of(cpu), size_class);
 }
 
 static uint32_t take_low_water(struct hz3_stack *stack) {
@@ -241,7 +241,7 @@ static size_t objects_on(const struct hz3_stack *stack) {
   // Acquire: pairs with the release in hz3_stack_push, so that the magazines and their slabs are there.
   uint64_t word = __atomic_load_n(&stack->word, __ATOMIC_ACQUIRE);
   uint32_t index = hz3_stack_index(word);
-  for (uint32_t left = hz3_stack_count(word); left > 0 && index != 0; left--) {
+  for (uint32_t left = hz3_stack_height(word); left > 0 && index != 0; left--) {
     struct hz3_magazine *magazine = hz3_magazine_at(index);
     objects += __atomic_load_n(&magazine->count, __ATOMIC_RELAXED);
     index = __atomic_load_n(&magazine->next, __ATOMIC_RELAXED);

@@ -44,18 +44,19 @@ struct hz3_magazine *hz3_magazine_alloc(unsigned level, uint32_t wanted, uint32_
 // Takes back a chain of empty magazines of one level.
 void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, uint32_t count);
 
-// Lock-free. Push gives up ownership of the magazine and its objects; false (nothing changed) if the class already has
-// `limit` magazines in the depot (per shard, its share of them), unless less than `most_bytes` of all classes are warm in this shard: put
-// down by its CPUs, and not cool yet, see below; or unless this CPU has less than HZ3_MAGAZINE_BYTES of it, and the objects are of up to 256 bytes.
-bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, size_t most_bytes);
+// Lock-free. Push gives up ownership of the magazine and its objects; false, and nothing has changed, unless one of these holds:
+// - this shard has fewer magazines of the class than its share of `limit`;
+// - fewer than `always_below_bytes` of all classes are warm in this shard: put down by its CPUs, and not cool yet, see below;
+// - the objects are of up to 256 bytes, and this CPU has less than HZ3_MAGAZINE_BYTES of the class.
+bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, size_t always_below_bytes);
 // For a refill: the newest magazine that this CPU pushed, for its objects are in this CPU's cache. Otherwise the oldest of
 // another one, once HZ3_COOL_BYTES have been pushed after it: memory that another CPU has just used costs more than memory
 // that has left that CPU's cache (docs/decisions/0021). NULL if there is neither in this CPU's shard, nor in one other, which is
 // another one next time (docs/decisions/0015).
 struct hz3_magazine *hz3_depot_pop(unsigned size_class);
-struct hz3_magazine *hz3_depot_drain(unsigned size_class);  // any magazine: the oldest, or one of the CPU with most; NULL if empty
+struct hz3_magazine *hz3_depot_take_any(unsigned size_class);  // any magazine: the oldest, or one of the CPU with most; NULL if empty
 // The same, but rather the newest of this CPU, which goes back to spans that other CPUs have less to do with.
-struct hz3_magazine *hz3_depot_drain_own(unsigned size_class);
+struct hz3_magazine *hz3_depot_take_own(unsigned size_class);
 // For the tick: how many magazines of each class nobody needed since the last call; resets the marks.
 void hz3_depot_take_low_water(uint32_t unused[HZ3_CLASS_COUNT]);
 

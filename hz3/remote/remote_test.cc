@@ -38,7 +38,7 @@ hz3_magazine *NewMagazine(unsigned level = 0) {
 
 std::vector<hz3_magazine *> PopAll(unsigned c) {
   std::vector<hz3_magazine *> all;
-  for (hz3_magazine *magazine; (magazine = hz3_depot_drain(c)) != nullptr;) all.push_back(magazine);
+  for (hz3_magazine *magazine; (magazine = hz3_depot_take_any(c)) != nullptr;) all.push_back(magazine);
   return all;
 }
 
@@ -228,7 +228,7 @@ TEST_F(Remote, OwnMagazinesAreLastInFirstOut) {
   for (hz3_magazine *magazine; (magazine = hz3_depot_pop(c)) != nullptr;) all.push_back(magazine);
   EXPECT_EQ(all, std::vector<hz3_magazine *>({b, a}));
   EXPECT_EQ(hz3_depot_objects(c), 0u);
-  EXPECT_EQ(hz3_depot_drain(c), nullptr);
+  EXPECT_EQ(hz3_depot_take_any(c), nullptr);
   FreeAll(all);
 }
 
@@ -331,10 +331,10 @@ TEST_F(RemoteCpus, TheOneWithMostIsDrainedFirst) {
   ASSERT_TRUE(hz3_depot_push(c, own, 1000, 0));
   ASSERT_TRUE(PushFromElsewhere(c, first));
   ASSERT_TRUE(PushFromElsewhere(c, second));
-  EXPECT_EQ(hz3_depot_drain(c), second);
-  EXPECT_EQ(hz3_depot_drain_own(c), own);
-  EXPECT_EQ(hz3_depot_drain_own(c), first) << "there is none of its own";
-  EXPECT_EQ(hz3_depot_drain_own(c), nullptr);
+  EXPECT_EQ(hz3_depot_take_any(c), second);
+  EXPECT_EQ(hz3_depot_take_own(c), own);
+  EXPECT_EQ(hz3_depot_take_own(c), first) << "there is none of its own";
+  EXPECT_EQ(hz3_depot_take_own(c), nullptr);
   FreeAll({own, first, second});
 }
 
@@ -396,7 +396,7 @@ TEST_F(Remote, FullStackRefusesAndChangesNothing) {
   EXPECT_FALSE(hz3_stack_push(&stack, extra, extra, 1, false));
   EXPECT_EQ(stack.word, word);
   EXPECT_TRUE(hz3_stack_push(&stack, extra, extra, 1, true)) << "a pool takes more than it can count";
-  EXPECT_EQ(hz3_stack_count(stack.word), unsigned{HZ3_STACK_MAX});
+  EXPECT_EQ(hz3_stack_height(stack.word), unsigned{HZ3_STACK_MAX});
   all.push_back(extra);
   uint32_t count;
   for (size_t i = all.size(); i-- > 0;) {
@@ -404,7 +404,7 @@ TEST_F(Remote, FullStackRefusesAndChangesNothing) {
     ASSERT_EQ(count, 1u);
   }
   EXPECT_EQ(hz3_stack_pop(&stack, 1, &count), nullptr);
-  EXPECT_EQ(hz3_stack_count(stack.word), 0u);
+  EXPECT_EQ(hz3_stack_height(stack.word), 0u);
   FreeAll(all);
 }
 
@@ -421,7 +421,7 @@ std::vector<hz3_magazine *> Chain(uint32_t count) {
 // The count of a stack is what limits, statistics and ticks go by.
 TEST_F(Remote, AStackKnowsHowManyItHolds) {
   hz3_stack stack = {};
-  auto height = [&stack] { return hz3_stack_count(stack.word); };
+  auto height = [&stack] { return hz3_stack_height(stack.word); };
   uint32_t count = 0;
   std::vector<hz3_magazine *> three = Chain(3), two = Chain(2), most = Chain(HZ3_STACK_MAX);
   ASSERT_TRUE(hz3_stack_push(&stack, three[0], three[2], 3, false));
@@ -441,17 +441,17 @@ TEST_F(Remote, AStackKnowsHowManyItHolds) {
   EXPECT_EQ(hz3_stack_take_all(&stack), three[0]);
   EXPECT_EQ(height(), 0u);
   EXPECT_EQ(stack.low_water, 0u) << "all were needed";
-  // Beyond what it can count it is a lower bound, from which nothing spills into the tag or wraps.
+  // Beyond what it can count it is a lower bound, from which nothing spills into the version or wraps.
   ASSERT_TRUE(hz3_stack_push(&stack, two[0], two[1], 2, true));
   ASSERT_TRUE(hz3_stack_push(&stack, most.front(), most.back(), HZ3_STACK_MAX, true));
   EXPECT_EQ(height(), unsigned{HZ3_STACK_MAX});
-  uint64_t tag = stack.word >> (HZ3_STACK_INDEX_BITS + HZ3_STACK_COUNT_BITS);
+  uint64_t version = stack.word >> (HZ3_STACK_INDEX_BITS + HZ3_STACK_HEIGHT_BITS);
   EXPECT_EQ(hz3_stack_pop(&stack, HZ3_STACK_MAX, &count), most.front());
   EXPECT_EQ(height(), 0u);
   EXPECT_EQ(hz3_stack_pop(&stack, 2, &count), two[0]);
   EXPECT_EQ(count, 2u);
   EXPECT_EQ(height(), 0u);
-  EXPECT_EQ(stack.word >> (HZ3_STACK_INDEX_BITS + HZ3_STACK_COUNT_BITS), tag + 2);
+  EXPECT_EQ(stack.word >> (HZ3_STACK_INDEX_BITS + HZ3_STACK_HEIGHT_BITS), version + 2);
   for (auto &chain : {three, two, most}) FreeAll(chain);
 }
 
@@ -470,7 +470,7 @@ TEST_F(Remote, WhatAFullStackRefusesDoesNotCool) {
   FreeAll({refused, cools});
 }
 
-TEST_F(Remote, EveryChangeAdvancesTheTag) {
+TEST_F(Remote, EveryChangeAdvancesTheVersion) {
   hz3_stack stack = {};
   hz3_magazine *magazine = NewMagazine();
   std::set<uint64_t> words;
@@ -481,12 +481,12 @@ TEST_F(Remote, EveryChangeAdvancesTheTag) {
     ASSERT_EQ(hz3_stack_pop(&stack, 1, &count), magazine);
     EXPECT_TRUE(words.insert(stack.word).second);
   }
-  // The tag wraps without spilling into index and count.
-  uint64_t last_tag = ~uint64_t{0} << (HZ3_STACK_INDEX_BITS + HZ3_STACK_COUNT_BITS);
-  uint64_t wrapped = hz3_stack_next_word(last_tag, 5, 6);
+  // The version wraps without spilling into index and height.
+  uint64_t last_version = ~uint64_t{0} << (HZ3_STACK_INDEX_BITS + HZ3_STACK_HEIGHT_BITS);
+  uint64_t wrapped = hz3_stack_next_word(last_version, 5, 6);
   EXPECT_EQ(hz3_stack_index(wrapped), 5u);
-  EXPECT_EQ(hz3_stack_count(wrapped), 6u);
-  EXPECT_EQ(wrapped >> (HZ3_STACK_INDEX_BITS + HZ3_STACK_COUNT_BITS), 0u);
+  EXPECT_EQ(hz3_stack_height(wrapped), 6u);
+  EXPECT_EQ(wrapped >> (HZ3_STACK_INDEX_BITS + HZ3_STACK_HEIGHT_BITS), 0u);
   FreeAll({magazine});
 }
 
@@ -497,7 +497,7 @@ TEST_F(Remote, LowWaterIsWhatNobodyNeeded) {
   for (int i = 0; i < 10; i++) ASSERT_TRUE(hz3_depot_push(c, MagazineOf(c, 0.001), 1000, 0));
   TakeLowWater(c);
   EXPECT_EQ(TakeLowWater(c), 10u) << "nothing was popped since the mark";
-  for (int i = 0; i < 4; i++) taken.push_back(hz3_depot_drain(c));
+  for (int i = 0; i < 4; i++) taken.push_back(hz3_depot_take_any(c));
   for (hz3_magazine *magazine : taken) ASSERT_TRUE(hz3_depot_push(c, magazine, 1000, 0));
   EXPECT_EQ(TakeLowWater(c), 6u);
   EXPECT_EQ(TakeLowWater(c), 10u) << "the mark was set anew";

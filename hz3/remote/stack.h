@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is: a lock-free stack of magazines in one 64-bit word: top's index, how many, and a tag that tells a word from the same one later (ABA).
+// What it is: a lock-free stack of magazines in one 64-bit word: top's index, its height, and a version that tells a word from the same one later (ABA).
 // Called by: remote.c only.
 // Needs: magazines are type-stable (never unmapped, never anything else), so reading `next` of one that another thread
-//   has just popped is harmless: the tag has changed and the compare-and-swap fails.
-// Invariant: word = index (24 bits) | count (10 bits) | tag (30 bits); every successful change adds 1 to the tag, so a
+//   has just popped is harmless: the version has changed and the compare-and-swap fails.
+// Invariant: word = index (24 bits) | height (10 bits) | version (30 bits); every successful change adds 1 to the version, so a
 //   stale word could only pass after exactly k * 2^30 changes between a thread's load and its compare-and-swap.
 #ifndef HZ3_REMOTE_STACK_H_
 #define HZ3_REMOTE_STACK_H_
@@ -12,7 +12,7 @@
 
 HZ3_BEGIN_DECLS
 
-enum { HZ3_STACK_INDEX_BITS = 24, HZ3_STACK_COUNT_BITS = 10, HZ3_STACK_MAX = (1 << HZ3_STACK_COUNT_BITS) - 1 };
+enum { HZ3_STACK_INDEX_BITS = 24, HZ3_STACK_HEIGHT_BITS = 10, HZ3_STACK_MAX = (1 << HZ3_STACK_HEIGHT_BITS) - 1 };
 
 struct hz3_stack {
   uint64_t word;
@@ -20,11 +20,11 @@ struct hz3_stack {
 };
 
 HZ3_INLINE uint32_t hz3_stack_index(uint64_t word) { return (uint32_t)(word & (((uint64_t)1 << HZ3_STACK_INDEX_BITS) - 1)); }
-HZ3_INLINE uint32_t hz3_stack_count(uint64_t word) { return (uint32_t)(word >> HZ3_STACK_INDEX_BITS) & HZ3_STACK_MAX; }
+HZ3_INLINE uint32_t hz3_stack_height(uint64_t word) { return (uint32_t)(word >> HZ3_STACK_INDEX_BITS) & HZ3_STACK_MAX; }
 
-HZ3_INLINE uint64_t hz3_stack_next_word(uint64_t old, uint32_t index, uint32_t count) {
-  uint64_t tag = (old >> (HZ3_STACK_INDEX_BITS + HZ3_STACK_COUNT_BITS)) + 1;
-  return (uint64_t)index | (uint64_t)count << HZ3_STACK_INDEX_BITS | tag << (HZ3_STACK_INDEX_BITS + HZ3_STACK_COUNT_BITS);
+HZ3_INLINE uint64_t hz3_stack_next_word(uint64_t old, uint32_t index, uint32_t height) {
+  uint64_t version = (old >> (HZ3_STACK_INDEX_BITS + HZ3_STACK_HEIGHT_BITS)) + 1;
+  return (uint64_t)index | (uint64_t)height << HZ3_STACK_INDEX_BITS | version << (HZ3_STACK_INDEX_BITS + HZ3_STACK_HEIGHT_BITS);
 }
 
 // Pushes `count` magazines linked from first to last by `next`. At HZ3_STACK_MAX the height is either kept as a lower
@@ -33,7 +33,7 @@ HZ3_INLINE bool hz3_stack_push(struct hz3_stack *stack, struct hz3_magazine *fir
                                uint32_t count, bool may_saturate) {
   uint64_t old = __atomic_load_n(&stack->word, __ATOMIC_RELAXED), fresh;
   do {
-    uint32_t height = hz3_stack_count(old) + count;
+    uint32_t height = hz3_stack_height(old) + count;
     if (height > HZ3_STACK_MAX) {
       if (!may_saturate) return false;
       height = HZ3_STACK_MAX;
@@ -56,7 +56,7 @@ HZ3_INLINE struct hz3_magazine *hz3_stack_pop(struct hz3_stack *stack, uint32_t 
     // `next` is always 0 or the index of some magazine, so a stale chain is safe to walk; the swap below then fails.
     for (*count = 0; *count < wanted && rest != 0; ++*count)
       rest = __atomic_load_n(&hz3_magazine_at(rest)->next, __ATOMIC_RELAXED);
-    left = hz3_stack_count(old) > *count ? hz3_stack_count(old) - *count : 0;
+    left = hz3_stack_height(old) > *count ? hz3_stack_height(old) - *count : 0;
     fresh = hz3_stack_next_word(old, rest, left);
   } while (!__atomic_compare_exchange_n(&stack->word, &old, fresh, true, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE));
   if (left < __atomic_load_n(&stack->low_water, __ATOMIC_RELAXED))

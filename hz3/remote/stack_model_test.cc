@@ -70,7 +70,7 @@ using model::Operation;
 // What a planted bug makes of a stack word, as memory keeps it.
 using Fault = std::function<uint64_t(uint64_t word)>;
 uint64_t NoFault(uint64_t word) { return word; }
-uint64_t TagNeverChanges(uint64_t word) { return word & ((uint64_t{1} << (HZ3_STACK_INDEX_BITS + HZ3_STACK_COUNT_BITS)) - 1); }
+uint64_t TagNeverChanges(uint64_t word) { return word & ((uint64_t{1} << (HZ3_STACK_INDEX_BITS + HZ3_STACK_HEIGHT_BITS)) - 1); }
 
 // Magazines that a thread holds; the thread's program moves them to and from the stack.
 struct Thread {
@@ -221,7 +221,7 @@ class Explorer {
       if (places[index] == 0) return "lost";
       if (places[index] > 1) return "doubled";
     }
-    return height == hz3_stack_count(word) ? "" : "miscounted";
+    return height == hz3_stack_height(word) ? "" : "miscounted";
   }
 
   std::vector<Program> programs_;
@@ -276,7 +276,7 @@ TEST_F(StackModel, TurnedOverAmongPops) { ExpectSound({TurnOver, PopPopPushPush}
 TEST_F(StackModel, TurnedOverAmongChains) { ExpectSound({TurnOver, PopTwoPushTwo}, 3, {0, 0}); }
 TEST_F(StackModel, TurnedOverTwice) { ExpectSound({TurnOver, TurnOver, PopPush}, 3, {0, 0, 0}); }
 
-// The model must be able to see what it is for. Without the tag: a pop reads the top and the one below it, then sleeps;
+// The model must be able to see what it is for. Without the version: a pop reads the top and the one below it, then sleeps;
 // another thread pops both, pushes one of its own and the old top. Top and count are as before, and the sleeper makes
 // the magazine that the other thread holds the new top.
 TEST_F(StackModel, FindsAbaWithoutTag) {
@@ -289,7 +289,7 @@ TEST_F(StackModel, FindsAbaOfChainsWithoutTag) {
   EXPECT_TRUE(result.error == "doubled" || result.error == "lost") << result.error;
 }
 
-// Sanity of the model itself: a stack without ABA needs no tag.
+// Sanity of the model itself: a stack without ABA needs no version.
 TEST_F(StackModel, PopsAloneNeedNoTag) {
   Result result = Explorer({PopPop, PopPop}, 3, {0, 0}, TagNeverChanges).Run();
   EXPECT_EQ(result.error, "");
