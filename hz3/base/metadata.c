@@ -20,7 +20,7 @@ static void *alloc_locked(size_t bytes) {
   if (block_at == NULL || bytes > (size_t)(block_end - block_at) || start + bytes > block_end) {
     // Held across mmap: rare (once per 256 KiB of bookkeeping), and racing threads would map twice.
     size_t block_bytes = hz3_round_up(hz3_max(bytes, BLOCK_BYTES), PAGE_BYTES);
-    start = (char *)hz3_os_map_aligned(block_at == NULL ? NULL : block_end, block_bytes, PAGE_BYTES);
+    start = (char *)hz3_os_map(block_at == NULL ? NULL : block_end, block_bytes);
     if (start == NULL) return NULL;
     hz3_add_to_figure(&mapped_bytes, block_bytes);
     block_end = start + block_bytes;

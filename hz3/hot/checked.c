@@ -197,7 +197,7 @@ HZ3_INLINE bool left_is_intact(const char *start, size_t index) {
 // ---- quarantine ----
 
 // Freed blocks wait in line, up to 256 of them with a charge of 1 MiB. When one of the two is reached, the oldest go, all
-// at once, until half is left: so every block waits for at least 128 others, or 512 KiB. Only the owning thread changes
+// at once, until half is left: so every block waits for at least 128 others, or 512 KiB with its own bytes. Only the owning thread changes
 // the line. What fork copies in between may have lost one block but has none twice.
 enum { HELD_MAX = 256, HELD_KEPT = HELD_MAX / 2 };
 #define HELD_CHARGE_MAX ((size_t)1024 * 1024)  // one block may exceed it
@@ -635,11 +635,11 @@ static void move_canary(char *start, size_t old_asked, size_t asked, size_t byte
   if (asked < bytes) write_canary(start, asked, bytes, canary_of(start), true);
 }
 
-// What a block loses must not be read or written any more. As a rule the block moves, and its old place is held back without
-// access; NULL if it has to stay, because it is big or memory is short.
-static void *shrink_large(char *pointer, size_t old_bytes, size_t bytes) {
+// What a block loses must not be read or written any more: as a rule it moves, and its old place is held back. NULL, and nothing has
+// changed, if memory is short: then it stays.
+static void *move_to_smaller(char *pointer, size_t old_bytes, size_t bytes) {
   int saved = errno;
-  void *fresh = old_bytes <= LARGE_HELD_BYTES ? move(pointer, old_bytes, bytes) : NULL;
+  void *fresh = move(pointer, old_bytes, bytes);
   errno = saved;
   return fresh;
 }
@@ -654,12 +654,11 @@ static void *realloc_large(char *pointer, enum found found, size_t bytes) {
     *note = (struct hz3_large_note){bytes, live_word(HZ3_FROM_MALLOC, 1, HZ3_MEDIUM_MAX)};
     return pointer;
   }
-  bool stays_large = bytes >= HZ3_MEDIUM_MAX && bytes <= PTRDIFF_MAX - 2 * page;
-  if (stays_large && bytes < old_bytes / 2) {
-    void *fresh = shrink_large(pointer, old_bytes, bytes);
+  if (bytes < HZ3_MEDIUM_MAX || (bytes < old_bytes / 2 && old_bytes <= LARGE_HELD_BYTES)) {
+    void *fresh = move_to_smaller(pointer, old_bytes, bytes);
     if (fresh != NULL) return fresh;
   }
-  if (!stays_large || !unguard(pointer, old_bytes)) return move(pointer, old_bytes, bytes);
+  if (bytes > PTRDIFF_MAX - 2 * page || !unguard(pointer, old_bytes)) return move(pointer, old_bytes, bytes);
   if (bytes > old_bytes) memset(pointer + old_bytes, 0, (size_t)(guard - pointer) - old_bytes);
   // From here on a block that shrinks stays, cut or not: what it loses reads as zero where it still can be read.
   char *lost = page_behind(pointer, bytes);
@@ -667,7 +666,7 @@ static void *realloc_large(char *pointer, enum found found, size_t bytes) {
   size_t with_guard = hz3_round_up(bytes, page) + page;
   size_t before;
   char *start = hz3_large_resize(pointer, with_guard, &before) ? pointer : NULL;
-  if (start == NULL) start = bytes <= old_bytes ? pointer : (char *)hz3_large_grow(pointer, with_guard);
+  if (start == NULL) start = with_guard <= before ? pointer : (char *)hz3_large_grow(pointer, with_guard);
   if (start == NULL) {
     guard_and_note_large(note, pointer, note->word, old_bytes);
     return move(pointer, old_bytes, bytes);
@@ -683,7 +682,11 @@ void *hz3_checked_realloc(void *pointer, size_t bytes) {
   size_t old_bytes = word_bytes(word);
   if (word_use(word) != LIVE) die_not_live(block.start, block.bytes, word, &realloc_texts);
   check_surroundings(&block, old_bytes, canary_of(block.start));
-  if (bytes >= block.bytes || (bytes < block.bytes / 2 && block.bytes > 64)) return move(block.start, old_bytes, bytes);
+  if (bytes >= block.bytes) return move(block.start, old_bytes, bytes);
+  if (bytes < block.bytes / 2 && block.bytes > 64) {
+    void *fresh = move_to_smaller(block.start, old_bytes, bytes);
+    if (fresh != NULL) return fresh;
+  }
   move_canary(block.start, old_bytes, bytes, block.bytes);
   *block.word = live_word(HZ3_FROM_MALLOC, 1, bytes);
   return pointer;

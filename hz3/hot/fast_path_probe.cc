@@ -88,9 +88,9 @@ bool Probe(const char *what, size_t bytes, bool allocates, bool untouched) {
   }
   step_count = 0;
   if (untouched) SetAccess(address, PROT_NONE);
-  void *result = Run(what, allocates ? reinterpret_cast<void *>(bytes) : block);
+  void *result = Run(what, reinterpret_cast<void *>(allocates ? bytes : address));
   if (untouched) SetAccess(address, PROT_READ | PROT_WRITE);
-  return !allocates || result == block;
+  return !allocates || result == reinterpret_cast<void *>(address);
 }
 
 }  // namespace

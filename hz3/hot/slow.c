@@ -535,11 +535,12 @@ static bool refill(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   return got > 0;
 }
 
-// Straight from the spans.
+// Straight from the spans. Where memory is refused, they are asked again whether or not any could be given back: what was cached may be in them.
 static void *alloc_one(struct hz3_heap *heap, unsigned c, bool *is_clean) {
   void *object;
-  if (fetch(heap, c, &object, 1, is_clean) != 0 || (reclaim(heap) && fetch(heap, c, &object, 1, is_clean) != 0)) return object;
-  return NULL;
+  if (fetch(heap, c, &object, 1, is_clean) != 0) return object;
+  reclaim(heap);
+  return fetch(heap, c, &object, 1, is_clean) != 0 ? object : NULL;
 }
 
 static void *alloc_class(struct hz3_heap *heap, unsigned c, bool *is_clean) {
@@ -562,7 +563,8 @@ static HZ3_NOINLINE void *alloc_range(size_t bytes, size_t align, bool zero) {
   // For what there can never be, nothing is given up: such lengths come from input.
   struct hz3_heap *heap = object == NULL && hz3_os_can_map(hz3_max(bytes, align)) ? enter() : NULL;
   if (heap != NULL) {
-    if (reclaim(heap)) object = hz3_large_alloc(bytes, align, zero);
+    reclaim(heap);
+    object = hz3_large_alloc(bytes, align, zero);
     leave(heap);
   }
   if (HZ3_UNLIKELY(object == NULL)) errno = ENOMEM;

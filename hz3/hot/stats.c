@@ -21,8 +21,9 @@ size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class)
   size_t objects = objects_in(&heap->bins[size_class]);
   if (hz3_heap_has_drain(heap, size_class)) objects += objects_in(&heap->drains[size_class]);
   if (heap->last.object != NULL && hz3_tag_class((intptr_t)heap->last.tag) == size_class) objects++;
-  uint32_t spare = heap->spare[size_class];
-  return objects + (spare == 0 ? 0 : hz3_magazine_at(spare)->count);
+  uint32_t index = heap->spare[size_class];
+  const struct hz3_magazine *spare = index == 0 ? NULL : hz3_magazine_seen_at(index);
+  return objects + (spare == NULL ? 0 : spare->count);
 }
 
 // A heap is a page of its own, and there may be thousands: each is read once, for all classes.

@@ -3,6 +3,7 @@
 // Locks: hz3_ranges.lock; system calls are made without it, on ranges that are in no list. Before it one to map more, rank LARGE_GROWTH.
 #include "hz3/large/large.h"
 
+#include "hz3/base/fatal.h"
 #include "hz3/base/growth.h"
 #include "hz3/base/os.h"
 #include "hz3/config.h"
@@ -108,6 +109,13 @@ static void end_use_locked(struct hz3_range *range) {
   hz3_ranges.live_blocks--;
 }
 
+// Takes a free range off the lists, for unmap_range or purge_range.
+static void take_away_locked(struct hz3_range *range) {
+  hz3_range_take_locked(range);
+  range->state = HZ3_RANGE_PURGING;
+  hz3_add_to_figure(&hz3_ranges.taken_away, 1);
+}
+
 // Takes the address space of one range (in no list) away, called without the lock. It leaves the neighbours and the dirty
 // marks before the kernel can give its addresses to another mapping. False if the kernel refused: it is then purged.
 static bool unmap_range(struct hz3_range *range) {
@@ -124,6 +132,7 @@ static bool unmap_range(struct hz3_range *range) {
     hz3_dirty_purge(range->start, range->bytes);
   }
   hz3_lock_acquire(&hz3_ranges.lock);
+  hz3_take_from_figure(&hz3_ranges.taken_away, 1);
   if (gone) {
     hz3_range_recycle_locked(range);
   } else {
@@ -138,6 +147,7 @@ static bool unmap_range(struct hz3_range *range) {
 static void purge_range(struct hz3_range *range) {
   hz3_dirty_purge(range->start, range->bytes);
   hz3_lock_acquire(&hz3_ranges.lock);
+  hz3_take_from_figure(&hz3_ranges.taken_away, 1);
   range->dirty_bytes = 0;
   range->was_purged = true;
   hz3_ranges.purges++;
@@ -145,10 +155,7 @@ static void purge_range(struct hz3_range *range) {
   // A mapping that is free and clean as a whole: blocks that grow elsewhere leave such, which have no neighbours to merge with ever again.
   bool is_island = range->left == NULL && range->right == NULL && range->dirty_bytes == 0 &&
                    hz3_ranges.mapped_bytes > 2 * hz3_ranges.live_bytes + ISLANDS_MAX_BYTES;
-  if (is_island) {
-    hz3_range_take_locked(range);
-    range->state = HZ3_RANGE_PURGING;
-  }
+  if (is_island) take_away_locked(range);
   hz3_lock_release(&hz3_ranges.lock);
   if (is_island) unmap_range(range);
 }
@@ -160,8 +167,7 @@ static struct hz3_range *take_oldest_locked(size_t keep_bytes, bool may_split) {
   struct hz3_range *range = hz3_ranges.dirty_bytes > keep_bytes ? hz3_ranges.oldest_dirty : NULL;
   if (range == NULL) return NULL;
   size_t part = hz3_dirty_suffix_bytes(range->start, range->bytes, hz3_ranges.dirty_bytes - keep_bytes);
-  hz3_range_take_locked(range);
-  range->state = HZ3_RANGE_PURGING;
+  take_away_locked(range);
   if (!may_split || part == range->bytes) return range;
   struct hz3_range *end = hz3_range_split_locked(range, range->bytes - part);
   end->state = HZ3_RANGE_PURGING;
@@ -178,7 +184,7 @@ static bool purge_to(size_t keep_bytes, size_t most_bytes, bool is_learning) {
     size_t left = hz3_ranges.dirty_bytes - hz3_min(hz3_ranges.dirty_bytes, most_bytes);
     struct hz3_range *range = take_oldest_locked(hz3_max(keep_bytes, left), may_split);
     if (range != NULL) most_bytes -= hz3_min(most_bytes, range->dirty_bytes);
-    if (range != NULL && is_learning) hz3_retention_note_purge(&hz3_ranges.retention, range->bytes, hz3_ranges.live_bytes);
+    if (range != NULL && is_learning) hz3_retention_note_purge(&hz3_ranges.retention, range->dirty_bytes, hz3_ranges.live_bytes);
     hz3_lock_release(&hz3_ranges.lock);
     if (range == NULL) return any;
     if (range->bytes >= UNMAP_MIN_BYTES) unmap_range(range);
@@ -432,6 +438,7 @@ static bool map_behind(struct hz3_range *range, size_t place) {
 void *hz3_large_grow(void *pointer, size_t bytes) {
   struct hz3_range *from = hz3_range_of(pointer);
   if (from == NULL || bytes > PTRDIFF_MAX / 2) return NULL;
+  HZ3_CHECK(bytes > from->usable_bytes);
   // Half as much again of address space (untouched memory is free), so that a block growing in small steps seldom moves. Where that is
   // refused, what is lacking counts against a limit once, and a move needs address space for both places, a copy memory as well.
   struct hz3_range *to = alloc_range(bytes + bytes / 2, 1);
@@ -465,10 +472,7 @@ static bool unmap_free_ranges(void) {
     hz3_lock_acquire(&hz3_ranges.lock);
     hz3_ranges_clear_shelf_locked();
     struct hz3_range *range = hz3_ranges.bins[bin];
-    if (range != NULL) {
-      hz3_range_take_locked(range);
-      range->state = HZ3_RANGE_PURGING;
-    }
+    if (range != NULL) take_away_locked(range);
     hz3_lock_release(&hz3_ranges.lock);
     if (range == NULL) continue;
     if (!unmap_range(range)) return any;  // too many maps
@@ -490,7 +494,9 @@ void hz3_large_purge_idle(void) {
 
 bool hz3_large_trim(bool unmap) {
   bool any = purge_to(0, SIZE_MAX, true);
-  return unmap ? unmap_free_ranges() || any : any;
+  if (unmap) any |= unmap_free_ranges();
+  hz3_os_await_zero(&hz3_ranges.taken_away, HZ3_TAKEN_AWAY_MS);
+  return any;
 }
 
 void hz3_large_get_stats(struct hz3_large_stats *stats) {

@@ -55,6 +55,7 @@ struct hz3_ranges {
   struct hz3_range *lowest;  // first range of the newest mapping: the next mapping usually ends where it starts
   struct hz3_retention retention;
   size_t mapped_bytes, live_bytes, live_blocks, dirty_bytes, purges;
+  size_t taken_away;       // how many ranges are being purged or unmapped; lock, read without
   size_t dirty_low_water;  // fewest dirty free bytes since the last tick
 };
 extern struct hz3_ranges hz3_ranges;

@@ -12,7 +12,10 @@ enum {
   PAUSE_MAX_MS = 1024               // twice as long each time
 };
 
-bool hz3_huge_pages_are_dear(void) { return hz3_os_now_ms() < __atomic_load_n(&hz3_pages.huge_dear_until_ms, __ATOMIC_RELAXED); }
+// Nor are they worth it where small pages are not of 4 KiB: the kernel's huge ones have 32 MiB then, or 512.
+bool hz3_huge_pages_are_dear(void) {
+  return hz3_os_page_bytes() != HZ3_HUGE_PAGE_BYTES / 512 || hz3_os_now_ms() < __atomic_load_n(&hz3_pages.huge_dear_until_ms, __ATOMIC_RELAXED);
+}
 
 // The first touch is what costs: the kernel clears the page, and may have to move others first, or to get memory back from the
 // host of a virtual machine.

@@ -84,6 +84,10 @@ void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes, siz
 // Memory that was purged is handed out again. Whether any of it was purged too early.
 bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes);
 
+// Memory that is being purged or unmapped is neither free nor in use. Who gives memory back because some was refused waits until others have
+// done so, too, and then finds it; but no longer than this, which no call takes unless its thread is held up, or a fork cut it off.
+enum { HZ3_TAKEN_AWAY_MS = 20 };
+
 // For a tick: what is to stay of so much dirty free memory, of which `low_water_bytes` were not needed since the last one: all but
 // half of those, and no more goes than a caller can wait for.
 size_t hz3_idle_keep(size_t dirty_bytes, size_t low_water_bytes);

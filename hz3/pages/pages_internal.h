@@ -60,6 +60,7 @@ struct hz3_pages {
   struct hz3_chunk *spare_descriptors;  // of unmapped chunks, linked by next
   struct hz3_retention retention;
   size_t chunks, free_slices, purges;
+  size_t taken_away;  // how many calls hold slices that are neither free nor used, to purge or to unmap them; lock, read without
   struct hz3_chunk *first;  // of which slices are held back, if any are:
   uint64_t held;            // one bit per slice: not in its `free`, but counted in free_slices
   size_t dirty_slices;     // free, dirty, and not refused

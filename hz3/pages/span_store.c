@@ -40,6 +40,7 @@ static void unlink_locked(struct hz3_span_store *store, struct hz3_span *span) {
   else span->prev->next = span->next;
   struct hz3_span *behind = span->next != NULL ? span->next : *first;
   if (behind != NULL) behind->prev = span->prev;
+  store->listed[span->list]--;
   span->list = HZ3_SPAN_NO_LIST;
 }
 
@@ -49,6 +50,7 @@ static void link_locked(struct hz3_span_store *store, struct hz3_span *span, uin
   span->prev = first != NULL ? first->prev : span;
   if (first != NULL) first->prev = span;
   store->lists[list] = span;
+  store->listed[list]++;
   span->list = list;
 }
 
@@ -70,7 +72,6 @@ static void settle_at(struct hz3_span *span, size_t out) {
 
 // Puts the span where its room says, after the room changed.
 static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
-  if (span->list == HZ3_SPAN_OFF_LISTS) return;
   size_t room = room_of(span), objects = hz3_size_classes[span->size_class].objects;
   uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects) + (room * 4 >= objects * 3));
   if (list == SPARSE_LIST && span->was_purged) list = PURGED_LIST;
@@ -367,6 +368,13 @@ static bool take_turn(struct hz3_span_store *store, int list, struct hz3_span **
   return last != NULL;
 }
 
+static size_t listed_on(struct hz3_span_store *store, int list) {
+  hz3_lock_acquire(&store->lock);
+  size_t listed = store->listed[list];
+  hz3_lock_release(&store->lock);
+  return listed;
+}
+
 static void free_all(struct hz3_span *span, void (*free_span)(struct hz3_span *span)) {
   for (struct hz3_span *next; span != NULL; span = next) {
     next = span->next;
@@ -380,7 +388,7 @@ bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct
   if (HZ3_CHECKED) return false;
   for (int list = 0; list < HZ3_SPAN_LISTS; list++) {
     struct hz3_span *due;
-    for (size_t left = hz3_read_figure(&store->spans); left > 0 && take_turn(store, list, &due); left--) {
+    for (size_t left = listed_on(store, list); left > 0 && take_turn(store, list, &due); left--) {
       if (due != NULL) any |= purge_inside(store, due, &off);
     }
   }

@@ -50,8 +50,8 @@ static unsigned end_cpu(unsigned shard) { return hz3_min(first_cpu(shard + 1), c
 static bool add_slab_locked(unsigned level) {
   char *slab = slab_count == MAX_SLABS ? NULL : (char *)hz3_metadata_alloc(HZ3_MAGAZINE_SLAB_UNITS * HZ3_MAGAZINE_UNIT_BYTES);
   if (slab == NULL) return false;
-  // Readers get an index only after the magazine was published by a release operation, so a plain store is enough.
-  hz3_magazine_slabs[slab_count] = slab;
+  // Relaxed: an index that counts comes with a release, by whoever gives the magazine away. Who follows others sees this or NULL.
+  __atomic_store_n(&hz3_magazine_slabs[slab_count], slab, __ATOMIC_RELAXED);
   next_index[level] = slab_count * HZ3_MAGAZINE_SLAB_UNITS;
   if (slab_count++ == 0) next_index[level] += 1u << level;  // index 0 means "none"
   return true;
@@ -242,7 +242,8 @@ static size_t objects_on(const struct hz3_stack *stack) {
   uint64_t word = __atomic_load_n(&stack->word, __ATOMIC_ACQUIRE);
   uint32_t index = hz3_stack_index(word);
   for (uint32_t left = hz3_stack_height(word); left > 0 && index != 0; left--) {
-    struct hz3_magazine *magazine = hz3_magazine_at(index);
+    const struct hz3_magazine *magazine = hz3_magazine_seen_at(index);
+    if (magazine == NULL) break;  // the walk has come off the stack
     objects += __atomic_load_n(&magazine->count, __ATOMIC_RELAXED);
     index = __atomic_load_n(&magazine->next, __ATOMIC_RELAXED);
   }

@@ -27,10 +27,17 @@ HZ3_INLINE size_t hz3_magazine_capacity(unsigned level) {
   return (((size_t)HZ3_MAGAZINE_UNIT_BYTES << level) - sizeof(struct hz3_magazine)) / sizeof(void *);
 }
 
-extern char *hz3_magazine_slabs[];
+extern char *hz3_magazine_slabs[];  // atomic, each entry set once
+// Any index that was ever given out. NULL if the slab is not seen yet, by who did not get the index by an acquire.
+HZ3_INLINE struct hz3_magazine *hz3_magazine_seen_at(uint32_t index) {
+  char *slab = __atomic_load_n(&hz3_magazine_slabs[index / HZ3_MAGAZINE_SLAB_UNITS], __ATOMIC_RELAXED);
+  return slab == NULL ? NULL : (struct hz3_magazine *)(slab + (size_t)(index % HZ3_MAGAZINE_SLAB_UNITS) * HZ3_MAGAZINE_UNIT_BYTES);
+}
+// The index of a magazine that the caller owns, or got by an acquire.
 HZ3_INLINE struct hz3_magazine *hz3_magazine_at(uint32_t index) {
-  return (struct hz3_magazine *)(hz3_magazine_slabs[index / HZ3_MAGAZINE_SLAB_UNITS] +
-                                 (size_t)(index % HZ3_MAGAZINE_SLAB_UNITS) * HZ3_MAGAZINE_UNIT_BYTES);
+  struct hz3_magazine *magazine = hz3_magazine_seen_at(index);
+  if (magazine == NULL) __builtin_unreachable();
+  return magazine;
 }
 HZ3_INLINE struct hz3_magazine *hz3_magazine_of_slots(void **slots) {
   return (struct hz3_magazine *)((char *)slots - offsetof(struct hz3_magazine, slots));

@@ -53,9 +53,12 @@ HZ3_INLINE struct hz3_magazine *hz3_stack_pop(struct hz3_stack *stack, uint32_t 
   do {
     uint32_t rest = hz3_stack_index(old);
     if (rest == 0) return NULL;
-    // `next` is always 0 or the index of some magazine, so a stale chain is safe to walk; the swap below then fails.
-    for (*count = 0; *count < wanted && rest != 0; ++*count)
-      rest = __atomic_load_n(&hz3_magazine_at(rest)->next, __ATOMIC_RELAXED);
+    // `next` is always 0 or the index of some magazine, so a stale chain is safe to walk, up to one that is not seen yet; the swap below
+    // then fails.
+    for (*count = 0; *count < wanted && rest != 0; ++*count) {
+      const struct hz3_magazine *magazine = hz3_magazine_seen_at(rest);
+      rest = magazine == NULL ? 0 : __atomic_load_n(&magazine->next, __ATOMIC_RELAXED);
+    }
     left = hz3_stack_height(old) > *count ? hz3_stack_height(old) - *count : 0;
     fresh = hz3_stack_next_word(old, rest, left);
   } while (!__atomic_compare_exchange_n(&stack->word, &old, fresh, true, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE));

@@ -16,6 +16,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "hz3/remote/remote.h"  // first: where magazines are is no part of the model
+
 namespace model {
 
 enum Kind { kLoad, kStore, kCompareExchange };
@@ -70,7 +72,7 @@ using model::Operation;
 // What a planted bug makes of a stack word, as memory keeps it.
 using Fault = std::function<uint64_t(uint64_t word)>;
 uint64_t NoFault(uint64_t word) { return word; }
-uint64_t TagNeverChanges(uint64_t word) { return word & ((uint64_t{1} << (HZ3_STACK_INDEX_BITS + HZ3_STACK_HEIGHT_BITS)) - 1); }
+uint64_t VersionNeverChanges(uint64_t word) { return word & ((uint64_t{1} << (HZ3_STACK_INDEX_BITS + HZ3_STACK_HEIGHT_BITS)) - 1); }
 
 // Magazines that a thread holds; the thread's program moves them to and from the stack.
 struct Thread {
@@ -279,19 +281,19 @@ TEST_F(StackModel, TurnedOverTwice) { ExpectSound({TurnOver, TurnOver, PopPush},
 // The model must be able to see what it is for. Without the version: a pop reads the top and the one below it, then sleeps;
 // another thread pops both, pushes one of its own and the old top. Top and count are as before, and the sleeper makes
 // the magazine that the other thread holds the new top.
-TEST_F(StackModel, FindsAbaWithoutTag) {
-  Result result = Explorer({Pop, PopPopPushPush}, 3, {0, 1}, TagNeverChanges).Run();
+TEST_F(StackModel, FindsAbaWithoutVersion) {
+  Result result = Explorer({Pop, PopPopPushPush}, 3, {0, 1}, VersionNeverChanges).Run();
   EXPECT_TRUE(result.error == "doubled" || result.error == "lost") << result.error;
 }
 
-TEST_F(StackModel, FindsAbaOfChainsWithoutTag) {
-  Result result = Explorer({PopTwoPush, PopThreePushThree}, 3, {0, 2}, TagNeverChanges).Run();
+TEST_F(StackModel, FindsAbaOfChainsWithoutVersion) {
+  Result result = Explorer({PopTwoPush, PopThreePushThree}, 3, {0, 2}, VersionNeverChanges).Run();
   EXPECT_TRUE(result.error == "doubled" || result.error == "lost") << result.error;
 }
 
 // Sanity of the model itself: a stack without ABA needs no version.
-TEST_F(StackModel, PopsAloneNeedNoTag) {
-  Result result = Explorer({PopPop, PopPop}, 3, {0, 0}, TagNeverChanges).Run();
+TEST_F(StackModel, PopsAloneNeedNoVersion) {
+  Result result = Explorer({PopPop, PopPop}, 3, {0, 0}, VersionNeverChanges).Run();
   EXPECT_EQ(result.error, "");
 }
 

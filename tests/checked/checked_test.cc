@@ -113,8 +113,14 @@ SCENARIO(read_what_a_big_block_lost) {
 TEST_F(CheckedTest, WhatABigBlockLosesIsZero) { expect_end("read_what_a_big_block_lost", "exit 0", ""); }
 
 SCENARIO(read_of_no_bytes) { _exit(*static_cast<volatile char*>(block_of(0)) & 1); }
-SCENARIO(write_of_no_bytes) { *static_cast<volatile char*>(calloc(0, 8)) = 0; }
-SCENARIO(write_of_no_bytes_new) { *static_cast<volatile char*>(::operator new[](0)) = 1; }
+SCENARIO(write_of_no_bytes) {
+  char* volatile p = static_cast<char*>(calloc(0, 8));
+  *p = 0;
+}
+SCENARIO(write_of_no_bytes_new) {
+  char* volatile p = static_cast<char*>(::operator new[](0));
+  *p = 1;
+}
 TEST_F(CheckedTest, ABlockOfNoBytesFaults) {
   expect_end("read_of_no_bytes", "signal 11", "");
   expect_end("write_of_no_bytes", "signal 11", "");

@@ -105,6 +105,14 @@ TEST(Limit, ReachedByOneBlockThatGrows) {
   }
 }
 
+// Nor what lies in the caches, even if no page of it can be given back.
+TEST(Limit, RefusesWhenTheLastGapIsFilled) {
+  for (const char* size : {"64", "300", "5000"}) {
+    std::string output;
+    ASSERT_EQ(run_limited({"as_128", RLIMIT_AS, 128}, {"gaps", size}, &output), "exit 0") << size << ": " << output;
+  }
+}
+
 // Nobody is refused what others have mapped and not used yet.
 TEST(Limit, ReachedByManyThreadsAtOnce) {
   const std::vector<std::string> arguments = {"crowd", "1024", "1000", "65536", "300000", "1200000", "65536"};

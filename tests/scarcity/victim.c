@@ -5,6 +5,7 @@
 //   lane          prints the lane of the allocator
 //   fill SIZE...    for each size: allocates and writes until NULL, prints "SIZE BYTES", frees all; limit MB SIZE...: the same after
 //                   limiting its own address space; grow STEP...: the same with one block that grows
+//   gaps SIZE       allocates until NULL, frees a block in five, allocates until NULL, and is refused from then on
 //   crowd MB SIZE... for each size: as many threads as kCrowd allocate until NULL while there may be MB more of data, "SIZE BYTES" of
 //                 what they have when the first of them gets it
 //   lock MB         locks all memory, present and future, then uses MB of blocks
@@ -196,9 +197,10 @@ static void fill(size_t size) {
   }
   REQUIRE(errno == ENOMEM);
   dprintf(1, "%zu %zu\n", size, total);
-  while (list != NULL) {
+  for (size_t part = size / 3; list != NULL; part = size) {
     void **next = *list;
-    REQUIRE(((unsigned char *)list)[size - 1] == 0x5c);
+    if (part != size) REQUIRE((list = realloc(list, part)) != NULL);  // what shrinks needs no memory
+    REQUIRE(((unsigned char *)list)[part - 1] == 0x5c);
     free(list);
     list = next;
   }
@@ -363,6 +365,21 @@ static void work_under_faults(void) {
   dprintf(1, "%ld %ld\n", status_kb("VmSize"), status_kb("RssAnon"));
 }
 
+// Everything was given to those who asked before the first refusal, so with nothing freed in between there are no others after it. What was
+// freed lies between blocks that live: no memory can be given back.
+static void fill_gaps(size_t size) {
+  enum { kMost = 2000000, kGap = 5 };
+  void **blocks = mmap(NULL, kMost * sizeof *blocks, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(blocks != MAP_FAILED);
+  size_t count = 0, again = 0;
+  while (count < kMost && (blocks[count] = malloc(size)) != NULL) count++;
+  REQUIRE(count > 1000 && count < kMost);
+  for (size_t i = 0; i < count; i += kGap) free(blocks[i]);
+  while (malloc(size) != NULL) again++;
+  for (int i = 0; i < 1000; i++) REQUIRE(malloc(size) == NULL && errno == ENOMEM);
+  REQUIRE(again > count / kGap * 9 / 10);
+}
+
 int main(int argc, char **argv) {
   REQUIRE(argc >= 2);
   if (strcmp(argv[1], "lane") == 0) {
@@ -371,6 +388,8 @@ int main(int argc, char **argv) {
     for (int i = 2; i < argc; i++) fill(strtoul(argv[i], NULL, 10));
   } else if (strcmp(argv[1], "grow") == 0) {
     for (int i = 2; i < argc; i++) grow(strtoul(argv[i], NULL, 10));
+  } else if (strcmp(argv[1], "gaps") == 0) {
+    fill_gaps(strtoul(argv[2], NULL, 10));
   } else if (strcmp(argv[1], "limit") == 0) {
     free(malloc(100));
     rlim_t bytes = strtoul(argv[2], NULL, 10) << 20;
