@@ -76,7 +76,7 @@ bool Probe(const char *what, size_t bytes, bool allocates, bool untouched) {
   static void *blocks[kWarmBlocks];
   for (void *&block : blocks) block = malloc(bytes);
   void *block = blocks[kWarmBlocks / 2];
-  const auto address = reinterpret_cast<uintptr_t>(block);
+  volatile uintptr_t address = reinterpret_cast<uintptr_t>(block);  // outlives it
   operator delete(operator new(bytes));
   Run(what, allocates ? reinterpret_cast<void *>(bytes) : malloc(bytes));
   free(blocks[0]);
