@@ -237,7 +237,8 @@ def finish(session: Session, more: list[dict], gates: list[gate.Gate]) -> int:
     results.write(session.folder, result)
     report.write(session.folder, result)
     terminal.print_result(result)
-    verdicts = [gate.check(g, result) for g in gates] if not session.interrupted else []
+    subjects = results.named(result, allocators.SUBJECT) if not session.interrupted else []
+    verdicts = [gate.check(g, subject, result) for g in gates for subject in subjects]
     for passed, text in verdicts:
         word = "[green]GO[/]" if passed else "[red]NO-GO[/]"
         terminal.console.print(f"{word} {text}", highlight=False)

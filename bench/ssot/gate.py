@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GO/NO-GO conditions from the command line: --gate 'guard>=-1%,main>=+3%'.
+"""GO/NO-GO conditions from the command line: --gate 'guard>=-1%,main>=+3%'. Every subject has to meet them.
 
 Called by: cli. Owns: nothing.
 """
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.ssot import stats, terminal
-from bench.ssot.allocators import PEER, SUBJECT
+from bench.ssot import results, stats, terminal
+from bench.ssot.allocators import PEER
 from bench.ssot.errors import UserError
 
 _GATE = re.compile(r"^(?:(?P<peer>[\w.:=+-]+)@)?(?P<cases>[^<>]+?)(?P<op>>=|<=)(?P<percent>[+-]?[\d.]+)%$")
@@ -68,10 +68,10 @@ def refuse_unmatched(gates: list[Gate], cases: list[str], peers: list[str]) -> N
             raise UserError(f"--gate '{gate.text}' matches no case that would be measured: see --list")
 
 
-def check(gate: Gate, result: dict) -> tuple[bool, str]:
+def check(gate: Gate, subject: str, result: dict) -> tuple[bool, str]:
     """(passed, one line of explanation). A failed cell among the cases fails the gate."""
-    peer = gate.peer or default_peer([a["name"] for a in result["allocators"] if a["role"] == PEER])
-    subject = next(a["name"] for a in result["allocators"] if a["role"] == SUBJECT)
+    peer = gate.peer or default_peer(results.named(result, PEER))
+    about = f"{gate.text}: {subject} against {peer}"
     found = [
         c
         for c in result["comparisons"]
@@ -83,11 +83,11 @@ def check(gate: Gate, result: dict) -> tuple[bool, str]:
         if c["error"] and c["allocator"] in (subject, peer) and gate.matches(c["case"])
     ]
     if failed:
-        return False, f"{gate.text}: {failed[0]} failed"
+        return False, f"{about}: {failed[0]} failed"
     few = [c["case"] for c in found if c["verdict"] == "FEW"]
     if few:
-        return False, (f"{gate.text}: {few[0]} has fewer than {stats.MIN_PAIRS} pairs, which decide "
+        return False, (f"{about}: {few[0]} has fewer than {stats.MIN_PAIRS} pairs, which decide "
                        "nothing: measure more --rounds")
     mean = float(np.exp(np.mean([np.log(c["ratio"]) for c in found])))
     passed = mean >= gate.bound if gate.at_least else mean <= gate.bound
-    return passed, f"{gate.text}: {mean - 1:+.2%} over {terminal.counted(len(found), 'case')} against {peer}"
+    return passed, f"{about}: {mean - 1:+.2%} over {terminal.counted(len(found), 'case')}"

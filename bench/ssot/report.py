@@ -13,6 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from bench.ssot import plots, results
+from bench.ssot.allocators import PEER
 from bench.ssot.terminal import counted, si
 
 IN_DOCUMENTS = ("scatter", "heat_map")  # also written as files: all allocators, all cases
@@ -52,7 +53,7 @@ def _values(result: dict) -> dict:
         "rows": results.rows(result),
         "summary": results.summary(result),
         "standings": results.standings(result),
-        "peers": [a["name"] for a in result["allocators"] if a["role"] == "peer"],
+        "peers": results.named(result, PEER),
         "compared": [a for a in result["allocators"] if a["role"] in ("subject", "peer")],
         "settle": _details(result, "settle"),
         "syscalls": _details(result, "syscalls"),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns the samples of a session into cells, comparisons and the files of the result folder.
 
-Called by: cli, compare, history, plots, record, report, terminal. Owns: the schema of results.json (SCHEMA) and results.tsv.
+Called by: cli, compare, gate, history, plots, record, report, terminal.
+Owns: the schema of results.json (SCHEMA) and results.tsv.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def rows(result: dict) -> list[dict]:
     against: dict[tuple[str, str], dict[str, dict]] = {}
     for c in result["comparisons"]:
         against.setdefault((c["case"], c["subject"]), {})[c["peer"]] = c
-    subjects = {a["name"] for a in result["allocators"] if a["role"] == SUBJECT}
+    subjects = named(result, SUBJECT)
     found = [
         {"cell": c, "against": against.get((c["case"], c["allocator"]), {})}
         for c in result["cells"]
@@ -180,9 +181,14 @@ def summary(result: dict) -> list[dict]:
     return found
 
 
+def named(result: dict, *roles: str) -> list[str]:
+    """The names of the allocators of these roles, in the order of the plan."""
+    return [a["name"] for a in result["allocators"] if a["role"] in roles]
+
+
 def compared(result: dict) -> list[str]:
-    """The names of subjects and peers, in the order of the plan."""
-    return [a["name"] for a in result["allocators"] if a["role"] in (SUBJECT, PEER)]
+    """The names of subjects and peers."""
+    return named(result, SUBJECT, PEER)
 
 
 def standings(result: dict) -> list[dict]:

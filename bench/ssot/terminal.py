@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bench.ssot import results
-from bench.ssot.allocators import Allocator
+from bench.ssot.allocators import PEER, SUBJECT, Allocator
 from bench.ssot.registry import Case
 from bench.ssot.runner import Plan
 
@@ -84,8 +84,7 @@ def _verdict(comparison: dict | None, intervals: bool) -> str:
 def print_result(result: dict) -> None:
     """The table of results.rows, then geometric means and the control."""
     rows = results.rows(result)
-    peers = [a["name"] for a in result["allocators"] if a["role"] == "peer"]
-    subjects = [a["name"] for a in result["allocators"] if a["role"] == "subject"]
+    peers, subjects = results.named(result, PEER), results.named(result, SUBJECT)
     table = Table(title="subject ÷ peer (above 1: the subject is faster), worst first" if peers else None)
     for heading in ("case", "subject"):
         table.add_column(heading, no_wrap=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from bench.ssot import (
-    ab, attribute, compare, contention, details, explain, gate, history, places, plots, programs, record, registry,
+    ab, attribute, cli, compare, contention, details, explain, gate, history, places, plots, programs, record, registry,
     report, results, runner, sweep, terminal,
 )
 from bench.ssot.allocators import SUBJECT, Allocator
@@ -264,12 +264,12 @@ class Tables(unittest.TestCase):
             ("tiny<=+5%", False),
         ):
             (parsed,) = gate.parse(text)
-            self.assertEqual(gate.check(parsed, result)[0], expected, text)
+            self.assertEqual(gate.check(parsed, "hz3-fast", result)[0], expected, text)
 
     def test_a_gate_over_too_few_pairs_is_broken(self):
         for rounds, expected in ((4, False), (5, True)):
             result = self.made(f"r{rounds}", rounds=rounds)
-            passed, text = gate.check(gate.parse("all>=-99%")[0], result)
+            passed, text = gate.check(gate.parse("all>=-99%")[0], "hz3-fast", result)
             self.assertEqual(passed, expected, text)
             self.assertEqual("has fewer than 5 pairs" in text, not expected)
 
@@ -285,7 +285,15 @@ class Tables(unittest.TestCase):
     def test_a_gate_over_a_failed_cell_is_broken(self):
         result = self.made("a")
         next(c for c in result["cells"] if c["case"] == "tiny")["error"] = "killed by signal 9"
-        self.assertFalse(gate.check(gate.parse("all>=-99%")[0], result)[0])
+        self.assertFalse(gate.check(gate.parse("all>=-99%")[0], "hz3-fast", result)[0])
+
+    def test_a_gate_is_about_every_subject(self):
+        for slow, status in ((0.97, 0), (0.5, gate.NO_GO)):
+            session = fixture.session(self.folder / f"scale{slow}", limit=2, speed={"hz3-scale": slow})
+            with terminal.console.capture() as capture:
+                self.assertEqual(cli.finish(session, [], gate.parse("tcmalloc@all>=-1%")), status)
+            lines = re.findall(r"^((?:NO-)?GO) .*: (\S+) against tcmalloc: ", capture.get(), re.M)
+            self.assertEqual(lines, [("GO", "hz3-fast"), ("NO-GO" if status else "GO", "hz3-scale")])
 
     def shown(self, result: dict) -> dict[str, str]:
         """What the user reads, by place."""
