@@ -7,6 +7,7 @@ Invariant: an Allocator's environment is the only thing its child gets beyond BA
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import re
 import subprocess
@@ -54,6 +55,18 @@ PEERS = {
     "rpmalloc": ("//third_party/rpmalloc:librpmalloc.so", True),
 }
 DEFAULT_PEERS = "system,tcmalloc"
+
+
+def add_arguments(p: argparse.ArgumentParser, default_peers: str = DEFAULT_PEERS) -> None:
+    """The options that say which allocators."""
+    p.add_argument("--lib", action="append", default=[], metavar="NAME=PATH",
+                   help="this library instead of hz3 (may be repeated)")
+    p.add_argument("--lanes", default="", metavar="fast,scale",
+                   help="lanes of hz3, side by side (default: the one of --config)")
+    p.add_argument("--peers", default=default_peers, metavar="NAMES",
+                   help=f"system, {', '.join(PEERS)}, all or none (default {default_peers}); "
+                   "all needs tools/setup --peers once")
+    p.add_argument("--bazel", default="bazel", metavar="CMD", help="Bazel, with startup options")
 
 
 def output_of(label: str) -> str:
@@ -114,11 +127,11 @@ def peer_names(spec: str) -> list[str]:
     return names
 
 
-def peers(spec: str, build) -> list[Allocator]:
-    """The peers of --peers; `build(labels)` builds manual targets and returns their bin dir."""
+def peers(spec: str, bazel: str) -> list[Allocator]:
+    """The peers of --peers; manual targets are built."""
     names = peer_names(spec)
     manual = [PEERS[n][0] for n in names if n in PEERS and PEERS[n][1]]
-    extra_bin = build(manual) if manual else None
+    extra_bin = places.build_peers(bazel, manual) if manual else None
     found = []
     for name in names:
         if name == "system":

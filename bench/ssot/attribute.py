@@ -204,13 +204,9 @@ def perf(program: str, arguments: list[str], allocator: Allocator) -> dict[str, 
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
     """Options of this command."""
-    p.add_argument("--lanes", default="", metavar="fast,scale", help="lanes of hz3")
-    p.add_argument("--lib", action="append", default=[], metavar="NAME=PATH",
-                   help="profile this library instead of hz3")
-    p.add_argument("--peers", default="tcmalloc", metavar="NAMES", help="as in a measurement")
+    allocators.add_arguments(p, "tcmalloc")
     p.add_argument("--path", default=",".join(PATHS), metavar="NAMES", help="default %(default)s")
     p.add_argument("--top", type=int, default=8, help="functions shown per library (default 8)")
-    p.add_argument("--bazel", default="bazel", metavar="CMD", help="Bazel, with startup options")
 
 
 def _cell(value: float | None, base: float | None) -> str:
@@ -270,9 +266,7 @@ def run(options: argparse.Namespace) -> int:
     for path in chosen:
         if path not in PATHS:
             raise UserError(f"unknown path '{path}': known are {', '.join(PATHS)}")
-    found = allocators.subjects(options.lib, options.lanes) + allocators.peers(
-        options.peers, lambda labels: places.build_peers(options.bazel, labels)
-    )
+    found = allocators.subjects(options.lib, options.lanes) + allocators.peers(options.peers, options.bazel)
     counters = has_counters()
     failed = False
     for path in chosen:

@@ -81,15 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--filter", default="", metavar="REGEX", help="cases whose name matches")
     p.add_argument("--threads", default="", metavar="1,8", help="only cases with these threads")
     p.add_argument("--rounds", type=int, metavar="N", help="exactly N timed rounds")
-    p.add_argument("--peers", metavar="NAMES", help=f"system, {', '.join(allocators.PEERS)}, all or "
-                   f"none (default {allocators.DEFAULT_PEERS}; with --ab none); "
-                   "all needs tools/setup --peers once")
-    p.add_argument("--lib", action="append", default=[], metavar="NAME=PATH",
-                   help="measure this library instead of hz3 (may be repeated)")
-    p.add_argument("--lanes", default="", metavar="fast,scale",
-                   help="lanes of hz3, side by side (default: the one of --config)")
+    allocators.add_arguments(p)
+    p.set_defaults(peers=None)  # --ab has a peer of its own
     p.add_argument("--ab", default="", metavar="NAME=VALUE",
-                   help="hz3 with this build setting against hz3 without; or rev=OLD[..NEW]")
+                   help="hz3 with this build setting against hz3 without, or rev=OLD[..NEW]; "
+                   "other peers only if named")
     p.add_argument("--gate", default="", metavar="'guard>=-1%'",
                    help="bounds on geometric means over matching cases; exit status 3 if broken")
     p.add_argument("--no-control", action="store_true", help="leave the A/A control out")
@@ -100,7 +96,6 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--resume", default="", metavar="FOLDER", help="continue an interrupted run; "
                    "give the same options again")
     p.add_argument("--allow-busy", action="store_true", help="measure on a busy machine too")
-    p.add_argument("--bazel", default="bazel", metavar="CMD", help="Bazel, with startup options")
     return p
 
 
@@ -116,9 +111,7 @@ def _measured_allocators(options: argparse.Namespace, folder: Path) -> list[Allo
     else:
         found = allocators.subjects(options.lib, options.lanes)
         peers = peers or allocators.DEFAULT_PEERS
-    found += allocators.peers(
-        peers or "none", lambda labels: places.build_peers(options.bazel, labels)
-    )
+    found += allocators.peers(peers or "none", options.bazel)
     if not options.no_control:
         found.append(allocators.control_of(found[0]))
     names = [a.name for a in found]

@@ -12,7 +12,7 @@ import shutil
 
 from rich.table import Table
 
-from bench.ssot import allocators, attribute, details, places, registry, terminal
+from bench.ssot import allocators, attribute, details, registry, terminal
 from bench.ssot.allocators import Allocator
 from bench.ssot.errors import UserError
 from bench.ssot.registry import QUICK, Case
@@ -26,12 +26,8 @@ SCALED = ("iters", "pairs", "rounds", "threads_total")
 def add_arguments(p: argparse.ArgumentParser) -> None:
     """Options of this command."""
     p.add_argument("cell", help="name of a case, see --list")
-    p.add_argument("--lanes", default="", metavar="fast", help="lane of hz3")
-    p.add_argument("--lib", action="append", default=[], metavar="NAME=PATH",
-                   help="explain this library instead of hz3")
-    p.add_argument("--peers", default="tcmalloc", metavar="NAME", help="the other side")
+    allocators.add_arguments(p, "tcmalloc")
     p.add_argument("--top", type=int, default=12, help="functions shown (default 12)")
-    p.add_argument("--bazel", default="bazel", metavar="CMD", help="Bazel, with startup options")
 
 
 def shorter(case: Case) -> list[str]:
@@ -76,9 +72,7 @@ def run(options: argparse.Namespace) -> int:
     case = registry.by_name(options.cell)
     if case.is_real:
         raise UserError(f"explain works on workloads; '{case.name}' is a real program")
-    both = allocators.subjects(options.lib, options.lanes) + allocators.peers(
-        options.peers, lambda labels: places.build_peers(options.bazel, labels)
-    )
+    both = allocators.subjects(options.lib, options.lanes) + allocators.peers(options.peers, options.bazel)
     if len(both) != 2:
         names = ", ".join(a.name for a in both)
         raise UserError(f"explain compares two allocators, not {names}: use --lanes and --peers")

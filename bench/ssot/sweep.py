@@ -49,11 +49,7 @@ class Step:
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
     """Options of this command."""
-    p.add_argument("--lib", action="append", default=[], metavar="NAME=PATH",
-                   help="measure this library instead of hz3 (may be repeated)")
-    p.add_argument("--lanes", default="", metavar="fast,scale", help="lanes of hz3, side by side")
-    p.add_argument("--peers", default=allocators.DEFAULT_PEERS, metavar="NAMES",
-                   help=f"as for a measurement (default {allocators.DEFAULT_PEERS})")
+    allocators.add_arguments(p)
     p.add_argument("--min", type=int, default=8, help="smallest size in bytes (default 8)")
     p.add_argument("--max", type=int, default=64 << 20, help="largest size (default 64 MiB)")
     p.add_argument("--step", type=int, default=1, metavar="%", help="between sizes (default 1 %%)")
@@ -62,7 +58,6 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--runs", type=int, default=3, help="processes per allocator (default 3)")
     p.add_argument("--limit", type=float, default=2.0, help="steps above this are listed (default 2)")
     p.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: a new folder)")
-    p.add_argument("--bazel", default="bazel", metavar="CMD", help="Bazel, with startup options")
 
 
 def parse(output: str) -> Curve:
@@ -150,9 +145,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("--min, --runs, --step and --depth are at least 1, --max at least --min")
     if options.limit <= 1:
         raise UserError("--limit is a ratio above 1")
-    all_ = allocators.subjects(options.lib, options.lanes) + allocators.peers(
-        options.peers, lambda labels: places.build_peers(options.bazel, labels)
-    )
+    all_ = allocators.subjects(options.lib, options.lanes) + allocators.peers(options.peers, options.bazel)
     sha = places.git("rev-parse", "--short", "HEAD") or "unknown"
     stamp = datetime.now().strftime("%Y%m%d_%H%M%S")
     folder = places.writable(options.out or places.ROOT / f"hz3_ssot_sweep_{sha}_{stamp}")
