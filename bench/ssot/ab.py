@@ -38,10 +38,17 @@ def parse(spec: str) -> tuple[list[str], list[str]]:
     return flags, []
 
 
-def refuse_unknown(spec: str) -> None:
-    """A UserError, before anything is made or built, for what is no setting and no revision."""
-    for revision in parse(spec)[1]:
+def names(spec: str, lane: str) -> tuple[str, str]:
+    """What subject and peer are called; a UserError, before anything is made or built, for what is no
+    setting and no revision."""
+    flags, revisions = parse(spec)
+    base = f"hz3-{lane}"
+    if flags:
+        return f"{base}:{spec}", base
+    for revision in revisions:
         _sha(revision)
+    old, *new = [f"{base}@{revision}".replace("/", "_") for revision in revisions]
+    return new[0] if new else base, old
 
 
 def _sha(revision: str) -> str:
@@ -111,15 +118,11 @@ def pair(spec: str, bazel: str, lane: str, folder: Path) -> list[Allocator]:
 
 def _built(spec: str, bazel: str, lane: str, folder: Path) -> list[Allocator]:
     flags, revisions = parse(spec)
+    subject, peer = names(spec, lane)
     builder = Builder(bazel, lane, folder)
-    base = f"hz3-{lane}"
     if flags:
-        return [
-            builder.build(f"{base}:{spec}", SUBJECT, flags),
-            builder.build(base, PEER, []),
-        ]
-    old = builder.build_revision(f"{base}@{revisions[0]}".replace("/", "_"), PEER, revisions[0])
+        return [builder.build(subject, SUBJECT, flags), builder.build(peer, PEER, [])]
+    old = builder.build_revision(peer, PEER, revisions[0])
     if len(revisions) == 1:
-        return [builder.build(base, SUBJECT, []), old]
-    new = builder.build_revision(f"{base}@{revisions[1]}".replace("/", "_"), SUBJECT, revisions[1])
-    return [new, old]
+        return [builder.build(subject, SUBJECT, []), old]
+    return [builder.build_revision(subject, SUBJECT, revisions[1]), old]

@@ -154,15 +154,22 @@ def _with_settings(allocator: Allocator) -> Allocator:
     return allocator
 
 
-def lanes(spec: str) -> list[Allocator]:
-    """Subjects: each lane named in --lanes, or the one that --config= chose (empty spec)."""
+def lane_names(spec: str) -> list[str]:
+    """Each lane named in --lanes, or the one that --config= chose (empty spec)."""
     if not spec:
         spec = load("hz3", places.built("hz3/libhz3.so"), SUBJECT).lane
     known = [path.stem.removeprefix("libhz3_") for path in places.BUILT.glob("hz3/libhz3_*.so")]
-    found = []
-    for lane in spec.split(","):
+    names = spec.split(",")
+    for lane in names:
         if known and lane not in known:
             raise UserError(f"unknown lane '{lane}': known are {', '.join(sorted(known))}")
+    return names
+
+
+def lanes(spec: str) -> list[Allocator]:
+    """Subjects: the lanes of --lanes."""
+    found = []
+    for lane in lane_names(spec):
         library = load(f"hz3-{lane}", places.built(f"hz3/libhz3_{lane}.so"), SUBJECT)
         if library.lane != lane:
             raise UserError(f"{library.path} says lane={library.lane}: build it again")

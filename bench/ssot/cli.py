@@ -91,27 +91,43 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--no-control", action="store_true", help="leave the A/A control out")
     p.add_argument("--no-details", action="store_true",
                    help="leave the separate latency, memory and syscall runs out")
-    p.add_argument("--seed", type=int, default=0, help="order of the runs (default: a new one)")
+    p.add_argument("--seed", type=int, help="order of the runs (default: a new one)")
     p.add_argument("--out", default="", metavar="DIR", help="where the result folder is made")
     p.add_argument("--resume", default="", metavar="FOLDER", help="continue an interrupted run; "
-                   "give the same options again")
+                   "give the same options again, without --seed and --out")
     p.add_argument("--allow-busy", action="store_true", help="measure on a busy machine too")
     return p
 
 
+def _ab_lane(options: argparse.Namespace) -> str:
+    if options.lib:
+        raise UserError("--ab builds hz3 itself: leave --lib out")
+    lane, *others = allocators.lane_names(options.lanes)
+    if others:
+        raise UserError(f"--ab compares one lane: --lanes {lane} or --lanes {others[0]}")
+    return lane
+
+
+def _peers(options: argparse.Namespace) -> str:
+    if options.peers is None:
+        return "none" if options.ab else allocators.DEFAULT_PEERS
+    return options.peers
+
+
+def _peer_names(options: argparse.Namespace) -> list[str]:
+    """What the peers will be called; a UserError for what would fail after minutes of building."""
+    known = allocators.peer_names(_peers(options))
+    return [ab.names(options.ab, _ab_lane(options))[1], *known] if options.ab else known
+
+
 def _measured_allocators(options: argparse.Namespace, folder: Path) -> list[Allocator]:
-    peers = options.peers
     if options.ab:
-        if options.lib:
-            raise UserError("--ab builds hz3 itself: leave --lib out")
-        ab.refuse_unknown(options.ab)
-        lane = options.lanes or allocators.lanes("")[0].lane
+        lane = _ab_lane(options)
         terminal.console.print(f"building hz3-{lane} twice")
         found = ab.pair(options.ab, options.bazel, lane, folder)
     else:
         found = allocators.subjects(options.lib, options.lanes)
-        peers = peers or allocators.DEFAULT_PEERS
-    found += allocators.peers(peers or "none", options.bazel)
+    found += allocators.peers(_peers(options), options.bazel)
     if not options.no_control:
         found.append(allocators.control_of(found[0]))
     names = [a.name for a in found]
@@ -125,23 +141,33 @@ def _size(options: argparse.Namespace) -> str:
     return registry.QUICK if options.quick else registry.FULL if options.full else registry.DEFAULT
 
 
-def _plan(options: argparse.Namespace, folder: Path) -> Plan:
-    size = _size(options)
+def _threads(options: argparse.Namespace) -> list[int]:
     try:
-        threads = [int(t) for t in options.threads.split(",") if t]
+        return [int(t) for t in options.threads.split(",") if t]
     except ValueError as e:
         raise UserError(f"--threads '{options.threads}': write numbers, as in 1,8") from e
-    cases, missing = programs.present(registry.select(size, options.filter, threads))
+
+
+def _seed(options: argparse.Namespace, folder: Path) -> int:
+    if options.resume:
+        return results.planned_seed(folder)
+    return secrets.randbelow(2**31) if options.seed is None else options.seed
+
+
+def _plan(options: argparse.Namespace, folder: Path, gates: list[gate.Gate]) -> Plan:
+    size = _size(options)
+    cases, missing = programs.present(registry.select(size, options.filter, _threads(options)))
     for line in missing:
         terminal.console.print(line, highlight=False)
+    timed = [c for c in cases if not c.memory]
+    gate.refuse_unmatched(gates, [c.name for c in timed], _peer_names(options))
     rounds, budget_s, _ = EFFORT[size]
     return Plan(
-        seed=results.planned_seed(folder) if options.resume else options.seed
-        or secrets.randbelow(2**31),
+        seed=_seed(options, folder),
         size=size,
         rounds=options.rounds or rounds,
         budget_s=0.0 if options.rounds else budget_s,
-        cases=[c for c in cases if not c.memory],
+        cases=timed,
         allocators=_measured_allocators(options, folder),
     )
 
@@ -193,17 +219,15 @@ def measure(options: argparse.Namespace) -> int:
     gates = gate.parse(options.gate)
     if options.rounds is not None and options.rounds < 1:
         raise UserError(f"--rounds {options.rounds}: give at least 1")
+    if options.resume and (options.out or options.seed is not None):
+        raise UserError("--resume goes on with the folder and the seed that the run has: leave --out and --seed out")
     size = _size(options)
     if options.list:
-        terminal.print_cases(registry.select(size, options.filter or ".", []), size)
+        terminal.print_cases(registry.select(size, options.filter or ".", _threads(options)), size)
         return 0
     known = facts()
     folder = _folder(options, known["git"])
-    plan = _plan(options, folder)
-    gate.refuse_unmatched(
-        gates, [c.name for c in plan.cases],
-        [a.name for a in plan.allocators if a.role == allocators.PEER],
-    )
+    plan = _plan(options, folder, gates)
     if not options.resume:
         places.writable(folder.parent)
     # Last, when everything that could be wrong with the options is known to be right.

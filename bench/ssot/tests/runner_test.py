@@ -257,6 +257,9 @@ class CommandLine(unittest.TestCase):
             (["--rounds", "-3", "--lib", f"x={PLANTED}"], "at least 1"),
             (["--threads", "3,5", "--lib", f"x={PLANTED}"], "no selected case has 3 or 5 threads"),
             (["--lib", f"x={PLANTED}", "--lib", f"x={PLANTED}", "--peers", "system"], "two allocators"),
+            (["--resume", "x", "--seed", "0"], "leave --out and --seed out"),
+            (["--resume", "x", "--out", "y"], "leave --out and --seed out"),
+            (["--list", "--threads", "77"], "no selected case has 77 threads"),
             (["explain", "nosuchcase"], "unknown case"),
             (["history", "/nonexistent"], "no results.json"),
             (["sweep", "--lib", f"x={PLANTED}", "--min", "9", "--max", "8"], "at least --min"),
@@ -280,12 +283,32 @@ class CommandLine(unittest.TestCase):
                 self.assertRegex(err, "^ssot: cannot write into /proc.*--out\n$")
 
     def test_a_wrong_ab_builds_nothing_and_leaves_no_folder(self):
-        with tempfile.TemporaryDirectory() as folder:
-            for spec, words in (("large_cache", "write name=value"), ("rev=no-such-revision", "no git revision")):
-                status, out, err = self.tool("--ab", spec, "--lanes", "fast", "--out", folder)
-                self.assertEqual((status, out), (2, ""))
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as built:
+            (Path(built) / "hz3").mkdir()
+            for lane in ("fast", "scale"):
+                (Path(built) / "hz3" / f"libhz3_{lane}.so").touch()
+            for arguments, words in (
+                (["--ab", "large_cache"], "write name=value"),
+                (["--ab", "rev=no-such-revision"], "no git revision"),
+                (["--lanes", "fast,scale"], "--ab compares one lane: --lanes fast or --lanes scale"),
+                (["--lanes", "fats"], "unknown lane 'fats': known are fast, scale"),
+                (["--lib", "x=/x.so"], "leave --lib out"),
+                (["--peers", "nosuchpeer"], "unknown peer"),
+                (["--gate", "nosuch>=1%"], "matches no case"),
+                (["--gate", "system@all>=1%"], "'system' is no peer here: hz3-fast"),
+            ):
+                with mock.patch.object(places, "BUILT", Path(built)):
+                    status, out, err = self.tool(
+                        "--ab", "large_cache=off", "--lanes", "fast", "--out", folder, *arguments)
+                self.assertEqual((status, out), (2, ""), arguments)
                 self.assertIn(words, err)
             self.assertEqual(list(Path(folder).iterdir()), [])
+
+    def test_the_list_is_of_the_cases_with_these_threads(self):
+        status, out, _ = self.tool("--list", "--threads", "8", "--filter", "^glibc_simple")
+        self.assertEqual(status, 0)
+        self.assertIn("glibc_simple/t8", out)
+        self.assertNotIn("glibc_simple/t1", out)
 
     def test_no_bazel_is_one_line(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -348,8 +371,9 @@ class CommandLine(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             status, out, err = self.tool(
                 "--lib", f"mine={PLANTED}", "--peers", "system", "--quick", "--filter", "^tiny$",
-                "--rounds", "5", "--allow-busy", "--out", folder, "--gate", "tiny>=-99%")
+                "--rounds", "5", "--allow-busy", "--out", folder, "--gate", "tiny>=-99%", "--seed", "0")
             self.assertEqual(status, 0, out + err)
+            self.assertIn("order seed 0,", out)
             self.assertIn("GO tiny>=-99%", out)
             made = next(Path(folder).iterdir())
             self.assertRegex(made.name, r"^hz3_ssot_\w+_\d{8}_\d{6}$")

@@ -114,6 +114,12 @@ class Parsers(unittest.TestCase):
                 ab.parse(wrong)
         with self.assertRaisesRegex(UserError, "compare lanes with --lanes"):
             ab.parse("lto=on,lane=checked")
+        with mock.patch.object(ab, "_sha"):
+            for spec, names in (
+                ("lto=on", ("hz3-fast:lto=on", "hz3-fast")), ("rev=a/b", ("hz3-fast", "hz3-fast@a_b")),
+                ("rev=old..new", ("hz3-fast@new", "hz3-fast@old")),
+            ):
+                self.assertEqual(ab.names(spec, "fast"), names)
 
     def test_ab_refuses_a_library_against_itself(self):
         def build(_, name: str, role: str, flags: list[str]) -> Allocator:
