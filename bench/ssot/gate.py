@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import numpy as np
+from scipy import stats as sps
 
 from bench.ssot import results, stats, terminal
 from bench.ssot.allocators import PEER
@@ -88,6 +88,6 @@ def check(gate: Gate, subject: str, result: dict) -> tuple[bool, str]:
     if few:
         return False, (f"{about}: {few[0]} has fewer than {stats.MIN_PAIRS} pairs, which decide "
                        "nothing: measure more --rounds")
-    mean = float(np.exp(np.mean([np.log(c["ratio"]) for c in found])))
+    mean = float(sps.gmean([c["ratio"] for c in found]))
     passed = mean >= gate.bound if gate.at_least else mean <= gate.bound
     return passed, f"{about}: {mean - 1:+.2%} over {terminal.counted(len(found), 'case')}"

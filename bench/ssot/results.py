@@ -13,6 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from scipy import stats as sps
 
 from bench.ssot import stats
 from bench.ssot.allocators import CONTROL, FLOOR, PEER, SUBJECT
@@ -207,7 +208,7 @@ def standings(result: dict) -> list[dict]:
             points[c["allocator"]].append((best_rate / c["rate"], c["peak_rss_kib"] / best_rss))
     found = []
     for name in (n for n in names if n in points):
-        time, rss = np.exp(np.log(points[name]).mean(axis=0))
+        time, rss = sps.gmean(points[name])
         found.append({"allocator": name, "points": points[name], "time": float(time), "rss": float(rss)})
     return sorted(found, key=lambda s: s["time"])
 
