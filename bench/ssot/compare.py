@@ -12,9 +12,7 @@ import argparse
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
 from rich.table import Table
-from scipy import stats as sps
 
 from bench.ssot import results, stats, terminal
 from bench.ssot.errors import UserError
@@ -33,26 +31,15 @@ def _rates(result: dict) -> dict[tuple[str, str], list[float]]:
     metric = {c["name"]: c["metric"] for c in result["cases"]}
     up = {c["name"]: c["higher_is_better"] for c in result["cases"]}
     rivals = set(results.compared(result))
+    # Of a cell that failed once nothing counts, as in the run itself.
+    failed = {(s["case"], s["allocator"]) for s in result["samples"] if s["error"]}
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for s in result["samples"]:
-        if s["round"] != WARM_UP and not s["error"] and s["allocator"] in rivals:
+        cell = (s["case"], s["allocator"])
+        if s["round"] != WARM_UP and cell not in failed and s["allocator"] in rivals:
             value = s["metrics"][metric[s["case"]]]
-            found[(s["case"], s["allocator"])].append(value if up[s["case"]] else 1 / value)
+            found[cell].append(value if up[s["case"]] else 1 / value)
     return found
-
-
-def _comparison(case: str, name: str, old: list[float], new: list[float]) -> stats.Comparison:
-    a, b = np.log(old), np.log(new)
-    interval = sps.bootstrap(
-        (b, a), lambda x, y, axis: np.median(x, axis) - np.median(y, axis), vectorized=True,
-        method="percentile", n_resamples=stats.RESAMPLES, rng=np.random.default_rng(1),
-    ).confidence_interval
-    return stats.Comparison(
-        case=case, subject=name, peer=name, pairs=min(len(a), len(b)),
-        ratio=float(np.exp(np.median(b) - np.median(a))),
-        low=float(np.exp(interval.low)), high=float(np.exp(interval.high)),
-        p_value=float(sps.ttest_ind(a, b, equal_var=False).pvalue),
-    )
 
 
 def compare(old: dict, new: dict) -> tuple[list[stats.Comparison], float | None]:
@@ -61,7 +48,7 @@ def compare(old: dict, new: dict) -> tuple[list[stats.Comparison], float | None]
     same_work = {name for name, args in new["plan"]["cases"] if sizes.get(name) == args}
     before, after = _rates(old), _rates(new)
     found = [
-        _comparison(*key, before[key], after[key])
+        stats.compare_independent(*key, before[key], after[key])
         for key in before.keys() & after.keys()
         if key[0] in same_work and min(len(before[key]), len(after[key])) >= 2
     ]

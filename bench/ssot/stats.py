@@ -54,12 +54,13 @@ def noisy(values: Sequence[float]) -> bool:
     return cv(values) > NOISY_CV
 
 
-def bootstrap_interval(values: np.ndarray, statistic, seed: int) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of `statistic` over `values` (any unit)."""
-    if len(values) < 2 or np.ptp(values) == 0:
-        return float(np.min(values)), float(np.max(values))
+def bootstrap_interval(samples: Sequence[np.ndarray], statistic, seed: int) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of `statistic` over independent samples (any unit)."""
+    if min(map(len, samples)) < 2 or not any(map(np.ptp, samples)):
+        value = float(statistic(*samples, axis=0))
+        return value, value
     result = sps.bootstrap(
-        (values,),
+        samples,
         statistic,
         n_resamples=RESAMPLES,
         confidence_level=CONFIDENCE,
@@ -91,7 +92,7 @@ def compare_pairs(
 ) -> Comparison:
     """Compares rates measured in the same rounds; `pairs` are (subject, peer) rates."""
     logs = np.log(np.array([s / p for s, p in pairs], dtype=float))
-    low, high = bootstrap_interval(logs, np.median, seed)
+    low, high = bootstrap_interval([logs], np.median, seed)
     return Comparison(
         case=case,
         subject=subject,
@@ -101,6 +102,33 @@ def compare_pairs(
         low=float(np.exp(low)),
         high=float(np.exp(high)),
         p_value=paired_p_value(logs),
+    )
+
+
+def independent_p_value(a: np.ndarray, b: np.ndarray) -> float:
+    """Two-sided p that two independent samples have one mean: Welch's t test."""
+    if np.ptp(a) == 0 and np.ptp(b) == 0:
+        return float(a[0] == b[0])
+    return float(sps.ttest_ind(a, b, equal_var=False).pvalue)
+
+
+def compare_independent(
+    case: str, name: str, old: Sequence[float], new: Sequence[float]
+) -> Comparison:
+    """Compares rates of one allocator from two invocations, which are no pairs: new / old."""
+    a, b = np.log(old), np.log(new)
+    low, high = bootstrap_interval(
+        [b, a], lambda x, y, axis: np.median(x, axis) - np.median(y, axis), seed=1
+    )
+    return Comparison(
+        case=case,
+        subject=name,
+        peer=name,
+        pairs=min(len(a), len(b)),
+        ratio=float(np.exp(np.median(b) - np.median(a))),
+        low=float(np.exp(low)),
+        high=float(np.exp(high)),
+        p_value=independent_p_value(a, b),
     )
 
 
@@ -127,9 +155,8 @@ def judge(comparisons: Sequence[Comparison]) -> None:
 def geometric_mean(comparisons: Sequence[Comparison], seed: int = 1) -> tuple[float, float, float]:
     """Geometric mean of the ratios and its 95 % bootstrap interval over the cases: how much the
     cases differ, not how certain the ratio of each is."""
-    logs = np.log([c.ratio for c in comparisons])
-    low, high = bootstrap_interval(logs, np.mean, seed)
-    return float(np.exp(np.mean(logs))), float(np.exp(low)), float(np.exp(high))
+    ratios = np.array([c.ratio for c in comparisons])
+    return float(sps.gmean(ratios)), *bootstrap_interval([ratios], sps.gmean, seed)
 
 
 def change_points(values: Sequence[float], min_effect: float = 0.03) -> list[int]:
@@ -146,10 +173,7 @@ def _segment(logs: np.ndarray, offset: int, min_effect: float, found: list[int])
         left, right = logs[:cut], logs[cut:]
         if abs(left.mean() - right.mean()) < min_effect:
             continue
-        if np.ptp(left) == 0 and np.ptp(right) == 0:
-            p = 0.0
-        else:
-            p = float(sps.ttest_ind(left, right, equal_var=False).pvalue)
+        p = independent_p_value(left, right)
         if p < best_p:
             best, best_p = cut, p
     # Every cut was a chance to be fooled: Bonferroni over the cuts tried.

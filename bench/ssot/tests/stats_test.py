@@ -75,6 +75,27 @@ class Verdicts(unittest.TestCase):
         self.assertTrue(all(c.p_adjusted >= c.p_value for c in family))
 
 
+class Independent(unittest.TestCase):
+    def compared(self, old: list[float], new: list[float]) -> stats.Comparison:
+        found = stats.compare_independent("c", "x", old, new)
+        stats.judge([found])
+        return found
+
+    def test_constant_samples(self):
+        same, slower = self.compared([5.0] * 6, [5.0] * 6), self.compared([5.0] * 6, [4.0] * 6)
+        self.assertEqual((same.low, same.ratio, same.high, same.p_value), (1.0, 1.0, 1.0, 1.0))
+        self.assertEqual((same.verdict, slower.verdict, slower.low), ("TIE", "LOSS", slower.high))
+        self.assertAlmostEqual(slower.ratio, 0.8)
+
+    def test_two_percent_are_found_and_nothing_is_a_tie(self):
+        rng = np.random.default_rng(12)
+        for ratio, word in ((0.98, "LOSS"), (1.0, "TIE"), (1.02, "WIN")):
+            old, new = rng.normal(1.0, 0.004, 15), rng.normal(ratio, 0.004, 12)
+            self.assertEqual(self.compared(old, new).verdict, word)
+        # One of them may be constant.
+        self.assertEqual(self.compared([1.0] * 15, new).verdict, "WIN")
+
+
 class Means(unittest.TestCase):
     def test_geometric_mean_of_reciprocal_ratios_is_one(self):
         family = _family(6, 2, 8, 1.0, 0.01)

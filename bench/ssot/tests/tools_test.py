@@ -378,6 +378,14 @@ class Tables(unittest.TestCase):
         self.assertEqual(changed, {"hz3-scale"})
         self.assertAlmostEqual(drift, 1.0, delta=0.01)
 
+    def test_compare_leaves_out_what_failed_once(self):
+        old, new = self.made("a", seed=1, limit=2), self.made("b", seed=2, limit=2)
+        next(s for s in new["samples"] if s["allocator"] == "system")["error"] = "killed by signal 9"
+        failed = next((s["case"], s["allocator"]) for s in new["samples"] if s["error"])
+        found = {(c.case, c.subject) for c in compare.compare(old, new)[0]}
+        self.assertEqual(len(found), 2 * 4 - 1)
+        self.assertNotIn(failed, found)
+
     def test_history_marks_the_commit_that_changed(self):
         for day in range(1, 13):
             self.made(f"r{day}", seed=day, rounds=5, limit=3, speed={"tcmalloc": 0.9 if day < 7 else 0.75})
