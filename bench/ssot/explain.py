@@ -55,8 +55,14 @@ def _resources(case: Case, both: list[Allocator]) -> Table:
     return table
 
 
-def _syscalls(case: Case, both: list[Allocator]) -> Table:
+def _syscalls(case: Case, both: list[Allocator]) -> Table | str:
+    """The table, or why there is none."""
+    if not shutil.which("strace"):
+        return "no syscall counts: install the package strace"
     counted = [details.syscalls(case, QUICK, a) for a in both]
+    for allocator, found in zip(both, counted):
+        if found["error"]:
+            return f"no syscall counts: under strace, {allocator.name}: {found['error']}"
     table = Table(title="system calls of one quick run")
     table.add_column("call")
     for allocator in both:
@@ -77,10 +83,7 @@ def run(options: argparse.Namespace) -> int:
         names = ", ".join(a.name for a in both)
         raise UserError(f"explain compares two allocators, not {names}: use --lanes and --peers")
     terminal.console.print(_resources(case, both))
-    if shutil.which("strace"):
-        terminal.console.print(_syscalls(case, both))
-    else:
-        terminal.console.print("no syscall counts: install the package strace")
+    terminal.console.print(_syscalls(case, both), markup=False)
     arguments = shorter(case)
     profiles = {a.name: attribute.callgrind(case.program, arguments, a) for a in both}
     attribute.print_entries("callgrind: " + " ".join(arguments), profiles)

@@ -96,6 +96,17 @@ class Parsers(unittest.TestCase):
         trace = details.parse_trace("[RSS_TRACE] 0.000:12 0.050:900\n", "RSS_TRACE")
         self.assertEqual(trace, [[0.0, 12.0], [0.05, 900.0]])
 
+    def test_system_calls_of_a_run_that_failed_are_not_shown_as_none(self):
+        case, both = registry.by_name("tiny"), fixture.allocators()[:2]
+        counted = {"hz3-fast": {"error": "", "calls": {"mmap": 9}},
+                   "hz3-scale": {"error": "exit status 1: [ptrace] not permitted", "calls": {}}}
+        with (mock.patch.object(details, "syscalls", lambda case, size, a: counted[a.name]),
+              mock.patch.object(explain.shutil, "which", lambda program: f"/bin/{program}")):
+            self.assertEqual(explain._syscalls(case, both), "no syscall counts: under strace, hz3-scale: "
+                             "exit status 1: [ptrace] not permitted")
+            counted["hz3-scale"] = {"error": "", "calls": {"brk": 2}}
+            self.assertEqual(explain._syscalls(case, both).row_count, 2)
+
     def test_details_are_of_the_planned_cases(self):
         with tempfile.TemporaryDirectory() as folder:
             session = fixture.session(Path(folder), rounds=1)
