@@ -20,14 +20,14 @@ EXAMPLE = "example: ssot history . (reads every hz3_ssot_*/results.json below, w
 
 def add_arguments(p: argparse.ArgumentParser) -> None:
     """Options of this command."""
-    p.add_argument("dir", type=Path, help="folder that holds result folders")
+    p.add_argument("dir", type=Path, help="folder that holds result folders, or one of them")
 
 
 def load(folder: Path) -> list[dict]:
-    """All results below a folder, oldest first."""
-    files = sorted(folder.glob("**/results.json"))
+    """All results in a result folder or below another, oldest first."""
+    files = [f for f in sorted(folder.resolve().glob("**/results.json")) if f.parent.match("hz3_ssot_*")]
     if not files:
-        raise UserError(f"no results.json below {folder}: measure something first")
+        raise UserError(f"no hz3_ssot_*/results.json below {folder}: measure something first")
     return sorted((results.read(f) for f in files), key=lambda r: r["facts"]["date"])
 
 
@@ -51,7 +51,7 @@ def changed_cases(found: list[dict]) -> list[dict]:
     changes = []
     for (case, subject, peer), points in cells.items():
         ratios = [ratio for _, ratio in points]
-        for at in stats.change_points(ratios):
+        for at in stats.change_points(ratios, stats.SHIFT_ALPHA / len(cells)):
             changes.append(
                 {"case": case, "pair": f"{subject} ÷ {peer}", "commit": points[at][0],
                  "before": ratios[at - 1], "after": ratios[at]}
@@ -63,7 +63,10 @@ def run(options: argparse.Namespace) -> int:
     """Writes history.html beside the results."""
     found = load(options.dir)
     series = series_of(found)
-    changes = {name: stats.change_points([p[1] for p in pts]) for name, pts in series.items()}
+    changes = {
+        name: stats.change_points([p[1] for p in pts], stats.SHIFT_ALPHA / len(series))
+        for name, pts in series.items()
+    }
     page = report.render(
         "history.html.j2",
         results=found,

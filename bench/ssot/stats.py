@@ -18,6 +18,7 @@ MIN_EFFECT = 0.01  # relative; smaller differences are called TIE however certai
 MIN_PAIRS = 5  # below this no verdict is given: bursts of noise outlast three rounds
 MIN_CASES = 5  # below this the spread of a geometric mean over its cases is not shown
 FAMILY_ALPHA = 0.01  # chance of even one false WIN or LOSS in a table of equal libraries
+SHIFT_ALPHA = 0.05  # chance of even one level shift found in a set of series that have none
 NOISY_CV = 0.05
 RESAMPLES = 2000
 TRIM, TRIM_FROM = 0.2, 8  # share cut off at either end, once there are this many pairs
@@ -105,11 +106,11 @@ def compare_pairs(
     )
 
 
-def independent_p_value(a: np.ndarray, b: np.ndarray) -> float:
-    """Two-sided p that two independent samples have one mean: Welch's t test."""
+def independent_p_value(a: np.ndarray, b: np.ndarray, equal_var: bool = False) -> float:
+    """Two-sided p that two independent samples have one mean: Welch's t test, or Student's."""
     if np.ptp(a) == 0 and np.ptp(b) == 0:
         return float(a[0] == b[0])
-    return float(sps.ttest_ind(a, b, equal_var=False).pvalue)
+    return float(sps.ttest_ind(a, b, equal_var=equal_var).pvalue)
 
 
 def compare_independent(
@@ -159,25 +160,31 @@ def geometric_mean(comparisons: Sequence[Comparison], seed: int = 1) -> tuple[fl
     return float(sps.gmean(ratios)), *bootstrap_interval([ratios], sps.gmean, seed)
 
 
-def change_points(values: Sequence[float], min_effect: float = 0.03) -> list[int]:
-    """Indices at which a series of rates shifts level (binary segmentation, Welch's t test)."""
+def change_points(
+    values: Sequence[float], alpha: float = SHIFT_ALPHA, min_effect: float = 0.03
+) -> list[int]:
+    """Indices at which a series of rates shifts level (binary segmentation, Student's t test). Of many
+    series, each has its share of SHIFT_ALPHA for `alpha`."""
     logs = np.log(np.asarray(values, dtype=float))
     found: list[int] = []
-    _segment(logs, 0, min_effect, found)
+    _segment(logs, 0, alpha, min_effect, found)
     return sorted(found)
 
 
-def _segment(logs: np.ndarray, offset: int, min_effect: float, found: list[int]) -> None:
+def _segment(
+    logs: np.ndarray, offset: int, alpha: float, min_effect: float, found: list[int]
+) -> None:
     best, best_p = 0, 1.0
     for cut in range(2, len(logs) - 1):
         left, right = logs[:cut], logs[cut:]
         if abs(left.mean() - right.mean()) < min_effect:
             continue
-        p = independent_p_value(left, right)
+        # Two equal values beside many others are next to certain for Welch's test, and common in noise.
+        p = independent_p_value(left, right, equal_var=True)
         if p < best_p:
             best, best_p = cut, p
     # Every cut was a chance to be fooled: Bonferroni over the cuts tried.
-    if best and best_p * max(1, len(logs) - 3) < 0.05:
-        _segment(logs[:best], offset, min_effect, found)
+    if best and best_p * max(1, len(logs) - 3) < alpha:
+        _segment(logs[:best], offset, alpha, min_effect, found)
         found.append(offset + best)
-        _segment(logs[best:], offset + best, min_effect, found)
+        _segment(logs[best:], offset + best, alpha, min_effect, found)

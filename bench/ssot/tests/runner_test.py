@@ -261,7 +261,7 @@ class CommandLine(unittest.TestCase):
             (["--resume", "x", "--out", "y"], "leave --out and --seed out"),
             (["--list", "--threads", "77"], "no selected case has 77 threads"),
             (["explain", "nosuchcase"], "unknown case"),
-            (["history", "/nonexistent"], "no results.json"),
+            (["history", "/nonexistent"], "no hz3_ssot_*/results.json"),
             (["sweep", "--lib", f"x={PLANTED}", "--min", "9", "--max", "8"], "at least --min"),
         ):
             status, _, err = self.tool(*arguments)

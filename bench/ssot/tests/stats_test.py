@@ -120,6 +120,15 @@ class ChangePoints(unittest.TestCase):
         rng = np.random.default_rng(8)
         self.assertEqual(stats.change_points(rng.normal(100, 1, 30)), [])
 
+    def test_of_many_series_of_noise_one_has_a_shift_as_rarely_as_of_one(self):
+        fooled = {1: 0, 60: 0}
+        for seed in range(6):
+            rng = np.random.default_rng(seed)
+            noise = np.exp(rng.normal(0, 0.05, (60, 12)))
+            for shares in fooled:
+                fooled[shares] += any(stats.change_points(s, stats.SHIFT_ALPHA / shares) for s in noise)
+        self.assertEqual(fooled, {1: 6, 60: 0})
+
 
 if __name__ == "__main__":
     unittest.main()

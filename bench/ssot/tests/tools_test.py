@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
+
 from bench.ssot import (
     ab, attribute, cli, compare, contention, details, explain, gate, history, places, plots, programs, record, registry,
     report, results, runner, sweep, terminal,
@@ -399,7 +401,7 @@ class Tables(unittest.TestCase):
 
     def test_history_marks_the_commit_that_changed(self):
         for day in range(1, 13):
-            self.made(f"r{day}", seed=day, rounds=5, limit=3, speed={"tcmalloc": 0.9 if day < 7 else 0.75})
+            self.made(f"hz3_ssot_{day}", seed=day, rounds=5, limit=3, speed={"tcmalloc": 0.9 if day < 7 else 0.75})
         page = history.run(argparse.Namespace(dir=self.folder))
         text = (self.folder / "history.html").read_text()
         self.assertEqual(page, 0)
@@ -407,6 +409,23 @@ class Tables(unittest.TestCase):
         self.assertIn("0000007", {c["commit"] for c in changes})
         self.assertNotIn("hz3-fast ÷ system", {c["pair"] for c in changes})
         self.assertIn('id="history"', text)
+
+    def test_history_knows_result_folders_by_their_names(self):
+        for name in ("hz3_ssot_1", "below/hz3_ssot_2"):
+            self.made(name, rounds=1, limit=1)
+        other = self.folder / "other" / "results.json"
+        other.parent.mkdir()
+        other.write_text("[]")
+        for place, count in ((".", 2), ("below", 1), ("below/hz3_ssot_2", 1)):
+            self.assertEqual(len(history.load(self.folder / place)), count, place)
+
+    def test_a_shift_in_noise_is_no_change_of_a_case(self):
+        rng = np.random.default_rng(10)
+        noise = np.exp(rng.normal(0, 0.05, (12, 60)))
+        found = [{"facts": {"git": str(i)}, "comparisons": [
+            {"case": f"c{j}", "subject": "s", "peer": "p", "ratio": float(r)} for j, r in enumerate(row)]}
+            for i, row in enumerate(noise)]
+        self.assertEqual(history.changed_cases(found), [])
 
     def test_a_record_is_written_once(self):
         self.made("a")
