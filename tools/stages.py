@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Stages of tests: what Bazel runs in one go, and how its test cases are counted.
-# Called by: tools/test and tools/nightly.
-# Invariant: the counts are those of the test cases in the reports that the tests themselves
-# wrote; what did not even build, or ended without a report, counts as failed.
+# Called by: tools/test, tools/nightly and ci_test.py.
+# Invariant: the counts are those of the test cases in the tests' reports, of which Bazel writes one, with one
+# case, where the test itself wrote none; what did not even build, or has no case to show, counts as failed.
 """Runs stages and counts their test cases."""
 
 import collections
@@ -34,7 +34,7 @@ def case_outcome(case):
 
 
 def count_report(path, status):
-    """Outcomes of one test's XML report; of the test as a whole if the report does not tell."""
+    """Outcomes of one test's XML report; of the test as a whole if that failed and the report does not tell."""
     counts = collections.Counter()
     try:
         for case in xml.etree.ElementTree.parse(path).iter("testcase"):
@@ -42,10 +42,8 @@ def count_report(path, status):
     except (OSError, xml.etree.ElementTree.ParseError):
         pass
     # A test that was killed leaves a partial report, or an old one.
-    if status != "PASSED" and not counts["failed"]:
+    if not counts or status != "PASSED" and not counts["failed"]:
         counts["failed"] = 1
-    if not counts:
-        counts["passed"] = 1
     return counts
 
 
@@ -76,7 +74,7 @@ def count_stage(events):
         found = count_report(path, result.get("status"))
         counts += found
         if found["failed"]:
-            failed.append(label)
+            failed.append(label + " (passed, but its report does not say so)" * (result.get("status") == "PASSED"))
     for label in not_run(events, results):
         counts["failed"] += 1
         failed.append(label + " (was not run)")
