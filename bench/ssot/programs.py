@@ -14,9 +14,9 @@ import shutil
 import subprocess
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Thread
 from typing import Callable
 
 from bench.ssot.allocators import BASE_ENV, Allocator
@@ -158,21 +158,19 @@ def _run_redis(command: list[str], count: int, allocator: Allocator, sample, lau
     """The server runs under the allocator; the load generator always on the system's malloc."""
     socket = Path(command[command.index("--unixsocket") + 1])
     socket.unlink(missing_ok=True)
-    outcome: list = []
-    server = Thread(target=lambda: outcome.extend(launch(command, allocator)))
-    server.start()
     deadline = time.monotonic() + 10
-    while not socket.exists() and server.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.01)
     tools = {"capture_output": True, "text": True, "env": BASE_ENV, "check": False}
-    try:
-        load = subprocess.run(
-            ["redis-benchmark", "-s", str(socket), "-q", "--csv", "-t", "set,get,lpush,spop,hset",
-             "-n", str(count), "-r", "100000", "-d", "100", "-P", "16"], **tools)
-    finally:  # the thread that waits for the server would keep an interrupted tool from ending
-        subprocess.run(["redis-cli", "-s", str(socket), "shutdown", "nosave"], **tools)
-        server.join()
-    sample.output, sample.resources, sample.trace, sample.error = outcome
+    with ThreadPoolExecutor(1) as pool:
+        server = pool.submit(launch, command, allocator)
+        try:
+            while not socket.exists() and not server.done() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            load = subprocess.run(
+                ["redis-benchmark", "-s", str(socket), "-q", "--csv", "-t", "set,get,lpush,spop,hset",
+                 "-n", str(count), "-r", "100000", "-d", "100", "-P", "16"], **tools)
+        finally:  # the thread that waits for the server would keep an interrupted tool from ending
+            subprocess.run(["redis-cli", "-s", str(socket), "shutdown", "nosave"], **tools)
+    sample.output, sample.resources, sample.trace, sample.error = server.result()
     sample.output += load.stdout
     rates = [float(line.split(",")[1].strip('"')) for line in load.stdout.splitlines()
              if line.startswith('"') and line.split(",")[1].strip('"')[:1].isdigit()]

@@ -116,6 +116,12 @@ class Trust(unittest.TestCase):
             runner.run_case(registry.by_name("real/redis"), ["1000"], allocators.system(), 1)
         self.assertEqual(threading.active_count(), threads)
 
+    @unittest.skipUnless(shutil.which("redis-server"), "install the package redis-server")
+    def test_a_server_that_cannot_be_started_says_why(self):
+        with (mock.patch.object(runner, "launch", side_effect=UserError("bench/launch is not built")),
+              self.assertRaisesRegex(UserError, "bench/launch is not built")):
+            runner.run_case(registry.by_name("real/redis"), ["1000"], allocators.system(), 1)
+
     def test_a_library_without_malloc_is_refused(self):
         libc_part = Path("/proc/self/maps").read_text().split()
         libm = next(w for w in libc_part if "/libm.so" in w or "/libm-" in w or "/libz.so" in w)
