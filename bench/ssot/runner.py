@@ -87,35 +87,34 @@ def launch(
     cwd: Path | None = None,
 ) -> tuple[str, dict[str, float], list[tuple[float, float]], str]:
     """Runs a command through launch.c: (output, accounting, RSS trace, error or '')."""
-    read_end, write_end = os.pipe()
     settings = [f"{k}={v}" for k, v in allocator.child_env().items()]
-    process = subprocess.Popen(
-        [str(places.built("bench/launch")), str(write_end), allocator.path or "-", str(sample_ms)]
-        + [*settings, "--", *command],
-        env=BASE_ENV,
-        pass_fds=[write_end],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        cwd=cwd,
-    )
-    os.close(write_end)
-    timed_out = False
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        timed_out = True
-        _end(process)
-        output, _ = process.communicate()
-    except BaseException:
-        _end(process)
-        process.communicate()
-        os.close(read_end)
-        raise
-    with os.fdopen(read_end) as report:
-        lines = report.read().splitlines()
+    # A pipe, which is read when all is over, would be full after minutes of samples.
+    with os.fdopen(os.memfd_create("report")) as report:
+        process = subprocess.Popen(
+            [str(places.built("bench/launch")), str(report.fileno()), allocator.path or "-"]
+            + [str(sample_ms), *settings, "--", *command],
+            env=BASE_ENV,
+            pass_fds=[report.fileno()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            cwd=cwd,
+        )
+        timed_out = False
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+            _end(process)
+            output, _ = process.communicate()
+        except BaseException:
+            _end(process)
+            process.communicate()
+            raise
+        report.seek(0)
+        lines = report.read().split("\n")[:-1]  # a launcher that was killed leaves half a line
     trace = [(float(l.split()[1]), float(l.split()[2])) for l in lines if l.startswith("rss ")]
     child = next((l for l in lines if l.startswith("child ")), "")
     account = {k: float(v) for k, v in (p.split("=") for p in child.split()[1:])}

@@ -148,6 +148,23 @@ class Child(unittest.TestCase):
         self.assertGreater(len(trace), 5)
         self.assertGreater(max(kib for _, kib in trace), 100)
 
+    def launched(self, script: str, timeout_s: float) -> tuple[list, str]:
+        """(trace, error) by a launcher that is only this script."""
+        with tempfile.TemporaryDirectory() as folder:
+            launcher = Path(folder) / "launch"
+            launcher.write_text("#!/bin/bash\n" + script)
+            launcher.chmod(0o755)
+            with mock.patch.object(places, "built", lambda _: launcher):
+                return runner.launch(["/bin/true"], allocators.system(), timeout_s=timeout_s)[2:]
+
+    def test_a_trace_may_be_longer_than_a_pipe(self):
+        script = 'yes "rss 1.0 2" | head -n 100000 >&"$1"; echo "child exit=0 signal=0 loaded=1" >&"$1"'
+        self.assertEqual(self.launched(script, 20), ([(1.0, 2.0)] * 100000, ""))
+
+    def test_a_trace_may_end_in_the_middle_of_a_line(self):
+        script = 'printf "rss 1.0 2\\nrss 3" >&"$1"; sleep 60'
+        self.assertEqual(self.launched(script, 1), ([(1.0, 2.0)], "no end after 1 s"))
+
 
 class Sessions(unittest.TestCase):
     def setUp(self):
