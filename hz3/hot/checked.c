@@ -430,7 +430,8 @@ bool hz3_checked_empty_large_quarantine(void) {
 void hz3_checked_get_held_large(size_t *blocks, size_t *bytes) {
   hz3_lock_acquire(&held.lock);
   *blocks = held.count;
-  *bytes = held.bytes;
+  *bytes = 0;
+  for (size_t i = 0; i < held.count; i++) *bytes += hz3_large_place_bytes(held.blocks[i]);
   hz3_lock_release(&held.lock);
 }
 

@@ -389,6 +389,20 @@ TEST_F(Checked, LargeBlocksAreUsedAgainInTheirPlace) {
   hz3_checked_free(other);
 }
 
+// Held back or not: what the program has freed does not count as live.
+TEST_F(Checked, LargeBlocksThatAreHeldBackAreNotLive) {
+  auto live_bytes = [] {
+    hz3_stats stats;
+    hz3_get_stats(&stats);
+    return std::pair(stats.large_blocks, stats.large_bytes);
+  };
+  const auto before = live_bytes();
+  char *block = Malloc(1572864);
+  EXPECT_EQ(live_bytes().first, before.first + 1);
+  hz3_checked_free(block);
+  EXPECT_EQ(live_bytes(), before);
+}
+
 // Of blocks that are never used again as they are, so that each goes back to the large box when its time has come.
 TEST_F(Checked, WhoFreesNothingButLargeBlocksTicks) {
   hz3_checked_free(Malloc(100));

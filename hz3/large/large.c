@@ -328,6 +328,11 @@ size_t hz3_large_usable_bytes(const void *pointer) {
   return range == NULL ? 0 : range->usable_bytes;
 }
 
+size_t hz3_large_place_bytes(const void *pointer) {
+  struct hz3_range *range = hz3_range_of(pointer);
+  return range == NULL || range->usable_bytes == 0 ? 0 : range->bytes;
+}
+
 struct hz3_large_note *hz3_large_note(const void *pointer) {
   struct hz3_range *range = hz3_range_of(pointer);
   return range == NULL || range->usable_bytes == 0 ? NULL : &range->note;

@@ -20,6 +20,7 @@ void *hz3_large_alloc(size_t bytes, size_t align, bool zero);
 size_t hz3_large_free(void *pointer);
 // Usable bytes of a live large block, 0 if it is none. Lock-free.
 size_t hz3_large_usable_bytes(const void *pointer);
+size_t hz3_large_place_bytes(const void *pointer);  // the same with the rest of its address space, which statistics count
 // Kept for the caller beside each live block, zero for a new one: the checked lane's records, out of line of user data.
 struct hz3_large_note {
   size_t asked_bytes;

@@ -342,6 +342,26 @@ TEST_P(SpanBoxTest, FourObjectsOutIsHollow) {
   EXPECT_FALSE(IsResident(hollow->base + hz3_size_classes[c_].slices * HZ3_SLICE_BYTES - 3 * hz3_os_page_bytes()));
 }
 
+// Of what is released at once no more than a caller can wait for.
+TEST_P(SpanBoxTest, SomeHollowSpansAtATimeGiveTheirPagesBack) {
+  constexpr size_t kSpans = 100, kMost = 64;
+  if (HZ3_CHECKED || per_span_ != 64) GTEST_SKIP() << "one class will do";
+  std::vector<void *> objects = Fetch(kSpans * per_span_), most, more;
+  std::sort(objects.begin(), objects.end());
+  for (size_t i = 0; i < objects.size(); i++) {
+    if (i % per_span_ >= 10) most.push_back(objects[i]);
+    else if (i % per_span_ >= 4) more.push_back(objects[i]);
+  }
+  Release(most);
+  StartGivingBack();
+  Release(more);
+  size_t purged = 0;
+  for (size_t i = 0; i < objects.size(); i += per_span_) purged += hz3_pages_span_of(objects[i])->was_purged;
+  EXPECT_EQ(purged, kMost);
+  for (size_t i = 0; i < objects.size(); i += per_span_) Release({objects[i], objects[i + 1], objects[i + 2]});
+  for (size_t i = 0; i < objects.size(); i += per_span_) EXPECT_TRUE(hz3_pages_span_of(objects[i])->was_purged) << "the last time one by one";
+}
+
 // Spans of which less than a quarter is out, as many as may, and each again only when half of that came back; fetches take others first.
 TEST_P(SpanBoxTest, SparseSpansGiveTheirPagesBackToTicks) {
   if (HZ3_CHECKED || per_span_ < 32) GTEST_SKIP() << "the pattern in free blocks stays, or what is sparse is hollow";

@@ -13,7 +13,8 @@ enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that 
 // A span with this few objects out is hollow: if its class is shrinking and memory is being given back, the pages between
 // the objects go, too, and once more when one is left. Those left mostly are in the caches of threads that may stay silent
 // (docs/decisions/0023).
-enum { HOLLOW_OBJECTS = 4 };
+// Of what is released at once so many spans at most, no more than its caller can wait for; the others are due again later.
+enum { HOLLOW_OBJECTS = 4, HOLLOW_MOST = 64 };
 // Of a sparse span a quarter is out, or less. If it has been on that list, and not in use, for a second, and its class is shrinking, a
 // tick gives the pages between the objects back, and again with each half of them that comes back until the span is hollow. Not
 // sooner: with them goes the huge page that they are part of, and most of what a program drops is in use again, or free as a
@@ -91,12 +92,13 @@ static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
 
 static bool is_carved(const struct hz3_span *span) { return span->carved == hz3_size_classes[span->size_class].objects; }
 
-// The emptiest span with room, for another home; one that was purged within if there is no other. Rather not one that is still being
-// carved, of which each home mostly has one, the first of its list: those who grow side by side would take it from each other, and
-// share them all.
+// The emptiest span with room, for another home; one that was purged within if there is no other. None of which less than a quarter is
+// free: with each refill one would change hands for a few objects, and take all the others to the home of a stranger. Rather not one that
+// is still being carved, of which each home mostly has one, the first of its list: those who grow side by side would take it from each
+// other, and share them all.
 static struct hz3_span *emptiest_locked(const struct hz3_span_store *store) {
-  static const uint8_t emptiest_first[HZ3_SPAN_LISTS] = {SPARSE_LIST, 2, 1, 0, PURGED_LIST};
-  for (int i = 0; i < HZ3_SPAN_LISTS; i++) {
+  static const uint8_t emptiest_first[] = {SPARSE_LIST, 2, 1, PURGED_LIST};
+  for (size_t i = 0; i < sizeof emptiest_first; i++) {
     struct hz3_span *span = store->lists[emptiest_first[i]];
     if (span != NULL && !is_carved(span)) span = span->next;
     if (span != NULL) return span;
@@ -254,6 +256,7 @@ HZ3_INLINE bool is_in_span_of(uintptr_t kind, const void *object, struct hz3_spa
 struct off_list {
   struct hz3_span *retired;  // free, and out of the store
   struct hz3_span *hollow;   // to be purged: nobody fetches from them, objects still come back
+  size_t hollow_count;
 };
 
 static bool is_half_empty(const struct hz3_span_store *store, size_t objects) {
@@ -288,13 +291,15 @@ static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_
   bool has_crossed = (out <= HOLLOW_OBJECTS && out_before > HOLLOW_OBJECTS) || (out == 1 && out_before > 1);
   bool is_hollow = has_crossed && out > 0 && out * 4 <= objects;
   if (span->list == PURGED_LIST && out > HOLLOW_OBJECTS) span->was_purged = false;
-  if (HZ3_CHECKED || !is_hollow || span->list == HZ3_SPAN_OFF_LISTS || !hz3_pages_is_giving_back() || !is_half_empty(store, objects)) {
+  if (HZ3_CHECKED || !is_hollow || span->list == HZ3_SPAN_OFF_LISTS || off->hollow_count == HOLLOW_MOST || !hz3_pages_is_giving_back() ||
+      !is_half_empty(store, objects)) {
     place_locked(store, span, off);
     return;
   }
   take_to_purge_locked(store, span);
   span->next = off->hollow;
   off->hollow = span;
+  off->hollow_count++;
 }
 
 struct purge_result {
@@ -383,7 +388,7 @@ static void free_all(struct hz3_span *span, void (*free_span)(struct hz3_span *s
 }
 
 bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct hz3_span *span)) {
-  struct off_list off = {NULL, NULL};
+  struct off_list off = {NULL, NULL, 0};
   bool any = false;
   if (HZ3_CHECKED) return false;
   for (int list = 0; list < HZ3_SPAN_LISTS; list++) {
@@ -417,7 +422,7 @@ static struct hz3_span *take_sparse(struct hz3_span_store *store, uint32_t now_m
 }
 
 size_t hz3_span_store_purge_sparse(struct hz3_span_store *store, uint32_t now_ms, size_t most, void (*free_span)(struct hz3_span *span)) {
-  struct off_list off = {NULL, NULL};
+  struct off_list off = {NULL, NULL, 0};
   size_t count = 0, looks = most * LOOKS_PER_PURGE;
   if (HZ3_CHECKED) return 0;
   for (struct hz3_span *span; count < most && (span = take_sparse(store, now_ms, &looks)) != NULL; count++) purge_inside(store, span, &off);
@@ -562,7 +567,7 @@ static release_function *release_for(void **objects, size_t count, size_t bytes)
 
 void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count,
                             void (*free_span)(struct hz3_span *span)) {
-  struct off_list off = {NULL, NULL};
+  struct off_list off = {NULL, NULL, 0};
   release_function *release_locked = release_for(objects, count, hz3_size_classes[size_class].bytes);
   while (count > 0) {
     unsigned home = hz3_page_map_home(owner_of(size_class, objects[0]));

@@ -188,11 +188,11 @@ static struct hz3_magazine *take_from(unsigned shard, unsigned size_class) {
   return magazine != NULL ? magazine : pop_warm(size_class, fullest_cpu(shard, size_class));
 }
 
-// One other shard is asked, and the same again while it has something: to ask all would read lines of every CPU for each refill.
-static struct hz3_magazine *pop_away(unsigned cpu, unsigned size_class) {
+// One other shard is asked, and the same again while it has something: to ask all would read lines of every CPU for each exchange.
+static struct hz3_magazine *ask_away(unsigned cpu, unsigned size_class, struct hz3_magazine *(*ask)(unsigned shard, unsigned size_class)) {
   if (shard_count == 1) return NULL;
   unsigned away = __atomic_load_n(&cpus[cpu].away[size_class], __ATOMIC_RELAXED);
-  struct hz3_magazine *magazine = pop_from((shard_of(cpu) + 1 + away) % shard_count, size_class);
+  struct hz3_magazine *magazine = ask((shard_of(cpu) + 1 + away) % shard_count, size_class);
   if (magazine == NULL) __atomic_store_n(&cpus[cpu].away[size_class], (uint16_t)((away + 1) % (shard_count - 1)), __ATOMIC_RELAXED);
   return magazine;
 }
@@ -201,21 +201,21 @@ struct hz3_magazine *hz3_depot_pop(unsigned size_class) {
   unsigned cpu = own_cpu();
   struct hz3_magazine *magazine = pop_warm(size_class, cpu);
   if (magazine == NULL) magazine = pop_from(shard_of(cpu), size_class);
-  return magazine != NULL ? magazine : pop_away(cpu, size_class);
+  return magazine != NULL ? magazine : ask_away(cpu, size_class, pop_from);
 }
 
-static struct hz3_magazine *take_from_all(unsigned own_shard, unsigned size_class) {
+struct hz3_magazine *hz3_depot_take_any(unsigned size_class) {
   struct hz3_magazine *magazine = NULL;
+  unsigned own_shard = shard_of(own_cpu());
   for (unsigned i = 0; magazine == NULL && i < shard_count; i++) magazine = take_from((own_shard + i) % shard_count, size_class);
   return magazine;
 }
 
-struct hz3_magazine *hz3_depot_take_any(unsigned size_class) { return take_from_all(shard_of(own_cpu()), size_class); }
-
 struct hz3_magazine *hz3_depot_take_own(unsigned size_class) {
   unsigned cpu = own_cpu();
   struct hz3_magazine *magazine = pop_warm(size_class, cpu);
-  return magazine != NULL ? magazine : take_from_all(shard_of(cpu), size_class);
+  if (magazine == NULL) magazine = take_from(shard_of(cpu), size_class);
+  return magazine != NULL ? magazine : ask_away(cpu, size_class, take_from);
 }
 
 static uint32_t take_low_water(struct hz3_stack *stack) {

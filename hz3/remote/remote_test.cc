@@ -338,6 +338,17 @@ TEST_F(RemoteCpus, TheOneWithMostIsDrainedFirst) {
   FreeAll({own, first, second});
 }
 
+// One other shard is asked at a time.
+TEST_F(RemoteCpus, WhatGoesAlongMayBeOfAnyShard) {
+  Pinned pinned;
+  unsigned c = FreshClass();
+  hz3_magazine *away = NewMagazine(), *found = nullptr;
+  ASSERT_TRUE(PushFromElsewhere(c, away));
+  for (size_t tries = 0; found == nullptr && tries < std::max<size_t>(Shards() - 1, 1); tries++) found = hz3_depot_take_own(c);
+  EXPECT_EQ(found, away);
+  FreeAll({away});
+}
+
 TEST_F(RemoteCpus, EmptyMagazinesComeBackToTheCpuThatHadThem) {
   Pinned pinned;
   hz3_magazine *own = NewMagazine(3), *other = NewMagazine(3);

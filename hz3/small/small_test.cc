@@ -120,6 +120,18 @@ TEST_P(SpanBoxTest, ThereIsNoNewSpanWhileAnotherHomeHasRoom) {
   EXPECT_EQ(kBox.use(c_).spans, 2u);
 }
 
+// For a few objects each, every refill would take one, and in the end all of them were in the wrong home.
+TEST_P(SpanBoxTest, AnotherHomeLeavesWhatIsNearlyFull) {
+  if (per_span_ < 8) GTEST_SKIP() << "one object is more than an eighth";
+  std::vector<void *> objects = Fetch(2 * per_span_, 3);
+  Release({objects[0], objects[per_span_]});
+  char *fresh = BaseOf(Fetch(per_span_, 5)[0]);
+  EXPECT_TRUE(fresh != BaseOf(objects[0]) && fresh != BaseOf(objects[per_span_]));
+  EXPECT_EQ(kBox.use(c_).spans, 3u);
+  Fetch(2, 3);
+  EXPECT_EQ(kBox.use(c_).spans, 3u) << "of its own home";
+}
+
 TEST_P(SpanBoxTest, WholeSpansComeBackToTheirHome) {
   std::set<char *> of_home[2];
   for (int round = 0; round < 2; round++) {
