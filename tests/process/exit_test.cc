@@ -3,12 +3,14 @@
 // Every way to end a process while threads are inside the allocator, and what runs last: atexit handlers, destructors
 // of static and thread-local objects. Each ends with its own exit status, soon, and without a word on stderr.
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,10 +26,7 @@ using hz3_test::Churn;
 using hz3_test::Random;
 
 // Threads that nobody stops.
-void start_endless_churn() {
-  new Churn(3);
-  usleep(2000);
-}
+void start_endless_churn() { (new Churn(3))->wait_until_all_work(); }
 
 void allocate_a_little() {
   std::vector<std::string> texts;
@@ -119,12 +118,16 @@ SCENARIO(exit_of_a_forked_child) {
 
 SCENARIO(exit_in_the_middle_of_a_burst_of_frees) {
   static std::vector<Cell*> cells;
+  static std::atomic<int> freed{0};
   Random random(2);
-  for (int i = 0; i < 3000; i++) cells.push_back(Cell::make(random));
+  for (int i = 0; i < 10000; i++) cells.push_back(Cell::make(random));
   std::thread([] {
-    for (Cell* cell : cells) Cell::drop(cell);
+    for (Cell* cell : cells) {
+      Cell::drop(cell);
+      freed++;
+    }
   }).detach();
-  usleep(500);
+  while (freed < 100) sched_yield();
   // The vector itself must not be destroyed under the thread's feet.
   _exit(0);
 }

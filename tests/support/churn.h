@@ -9,6 +9,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <thread>
@@ -58,6 +59,10 @@ class Churn {
     for (auto& thread : threads_) thread.join();
     for (auto& slot : shared_) Cell::drop(slot.load());
   }
+  // Until each thread has done its first two hundred allocations.
+  void wait_until_all_work() const {
+    while (working_ < threads_.size()) usleep(100);
+  }
   Churn(const Churn&) = delete;
   Churn& operator=(const Churn&) = delete;
 
@@ -67,13 +72,14 @@ class Churn {
   void run(uint64_t number) {
     Random random(number);
     std::vector<Cell*> own(64, nullptr);
-    while (!stop_.load(std::memory_order_relaxed)) {
+    for (bool is_first = true; !stop_.load(std::memory_order_relaxed); is_first = false) {
       for (int i = 0; i < 100; i++) {
         Cell*& slot = own[random.below(own.size())];
         Cell::drop(slot);
         slot = Cell::make(random);
         Cell::drop(shared_[random.below(kSlots)].exchange(Cell::make(random)));
       }
+      working_ += is_first;
       FILE* file = fopen("/dev/null", "w");
       if (file == nullptr) continue;
       fprintf(file, "%f %d", 1.5, 7);
@@ -83,6 +89,7 @@ class Churn {
   }
 
   std::atomic<bool> stop_{false};
+  std::atomic<size_t> working_{0};
   std::atomic<Cell*> shared_[kSlots];
   std::vector<std::thread> threads_;
 };
