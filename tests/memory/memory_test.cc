@@ -33,6 +33,16 @@ void require_at_most(const char* what, long kb, long limit_kb) {
   REQUIRE(kb <= limit_kb);
 }
 
+// The exit status of a case that looks at what stays for a moment, where the machine took longer than that.
+constexpr int kTooSlow = 75;
+
+void require_soon(double start, double limit) {
+  if (now() - start < limit) return;
+  printf("too slow: %.3f s, limit %.3f s\n", now() - start, limit);
+  fflush(stdout);
+  _exit(kTooSlow);
+}
+
 void* touched(size_t size) {
   void* p = malloc(size);
   REQUIRE(p != nullptr);
@@ -227,7 +237,6 @@ SCENARIO(ring_of_producer_and_consumer) {
   });
   // The ring has been round many times before the first figure is taken; and a heap that uses up what it has at once
   // gets a huge page next (docs/decisions/0022), which is no growth of the ring.
-  usleep(100000);
   while (passed < kRing * 50) usleep(1000);
   long before = resident_kb();
   double end = now() + hz3_test::seconds(3);
@@ -399,10 +408,15 @@ SCENARIO(swings_keep_their_memory) {
   constexpr long kBytesKb = static_cast<long>(kCount * kSmall >> 10);
   memset(small_blocks, 0, kCount * sizeof(void*));
   long before = resident_kb();
-  auto left_after_swing = [before] {
+  double start_of_drop = 0;
+  auto left_after_swing = [before, &start_of_drop] {
     for (size_t i = 0; i < kCount; i++) small_blocks[i] = touched(kSmall);
+    if (start_of_drop != 0) require_soon(start_of_drop, 0.9);  // else what went was not wanted again within a second
+    start_of_drop = now();
     for (size_t i = 0; i < kCount; i++) free(small_blocks[i]);
-    return resident_kb() - before;
+    long kb = resident_kb() - before;
+    require_soon(start_of_drop, 0.09);  // else a tick may have taken some of it
+    return kb;
   };
   require_at_most("left after the first swing", left_after_swing(), 16 << 10);
   if (hz3_test::lane() == "tiny") return;  // it keeps 1 MiB at most
@@ -425,8 +439,10 @@ SCENARIO(a_drop_waits_for_a_moment) {
   long kept = resident_kb() - before;
   printf("kept at first: %ld kB of %ld\n", kept, kBytesKb);
   fflush(stdout);
-  bool is_a_moment = now() - start_of_drop < 0.09;
-  if (is_a_moment && hz3_test::lane() != "tiny") REQUIRE(kept >= kBytesKb * 3 / 4);
+  if (hz3_test::lane() != "tiny") {
+    require_soon(start_of_drop, 0.09);
+    REQUIRE(kept >= kBytesKb * 3 / 4);
+  }
   for (double start = now(); now() < start + 2;) {
     for (size_t i = 0; i < 4000; i++) small_blocks[i] = touched(100);
     for (size_t i = 0; i < 4000; i++) free(small_blocks[i]);
@@ -503,9 +519,13 @@ SCENARIO(little_is_mapped_for_a_crowd) {
 class MemoryTest : public testing::TestWithParam<const char*> {};
 
 TEST_P(MemoryTest, StaysWithinItsLimit) {
-  std::string output;
-  std::string outcome = hz3_test::run_scenario(GetParam(), 60, &output);
-  printf("%s", output.c_str());
+  std::string outcome;
+  for (int tries = 0; tries == 0 || outcome == "exit " + std::to_string(kTooSlow); tries++) {
+    ASSERT_LT(tries, 10) << "the machine is too slow";
+    std::string output;
+    outcome = hz3_test::run_scenario(GetParam(), 60, &output);
+    printf("%s", output.c_str());
+  }
   EXPECT_EQ(outcome, "exit 0");
 }
 
