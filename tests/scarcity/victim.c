@@ -4,10 +4,9 @@
 // gets and every refusal (NULL with ENOMEM, old block kept), and exits 0 only if all of that held.
 //   lane          prints the lane of the allocator
 //   fill SIZE...    for each size: allocates and writes until NULL, prints "SIZE BYTES", frees all; limit MB SIZE...: the same after
-//                   limiting its own address space; grow STEP...: the same with one block that grows
-//   gaps SIZE       allocates until NULL, frees a block in five, allocates until NULL, and is refused from then on
-//   crowd MB SIZE... for each size: as many threads as kCrowd allocate until NULL while there may be MB more of data, "SIZE BYTES" of
-//                 what they have when the first of them gets it
+//                   limiting its own address space; grow STEP...: the same with one block that grows; gaps SIZE: allocates until NULL,
+//                   frees a block in five, allocates until NULL, and is refused from then on
+//   crowd MB SIZE... for each size: kCrowd threads allocate until NULL while there may be MB more of data, "SIZE BYTES" at the first NULL
 //   lock MB         locks all memory, present and future, then uses MB of blocks
 //   beyond          asks for more than any commit limit allows, then works
 //   maps            works with almost all mappings of the process taken
