@@ -44,6 +44,7 @@ class ContinuousIntegration(unittest.TestCase):
         self.assertEqual((status, said, len(errors)), (2, "", 1))
         self.assertIn("'--fast'", errors[0])
 
+
 class Counting(unittest.TestCase):
     CASES = "<testsuites><testcase/><testcase><failure/></testcase><testcase status='notrun'/></testsuites>"
     GENERATED = "<testsuites><testcase>%s</testcase></testsuites>"  # by Bazel, for a test without a report of its own

@@ -109,9 +109,7 @@ def _ab_lane(options: argparse.Namespace) -> str:
 
 
 def _peers(options: argparse.Namespace) -> str:
-    if options.peers is None:
-        return "none" if options.ab else allocators.DEFAULT_PEERS
-    return options.peers
+    return options.peers or ("none" if options.ab else allocators.DEFAULT_PEERS)
 
 
 def _peer_names(options: argparse.Namespace) -> list[str]:

@@ -197,25 +197,22 @@ static struct hz3_magazine *ask_away(unsigned cpu, unsigned size_class, struct h
   return magazine;
 }
 
-struct hz3_magazine *hz3_depot_pop(unsigned size_class) {
+// The newest of this CPU, else what its shard gives when it is asked, else what one other does.
+HZ3_INLINE struct hz3_magazine *nearest(unsigned size_class, struct hz3_magazine *(*ask)(unsigned shard, unsigned size_class)) {
   unsigned cpu = own_cpu();
   struct hz3_magazine *magazine = pop_warm(size_class, cpu);
-  if (magazine == NULL) magazine = pop_from(shard_of(cpu), size_class);
-  return magazine != NULL ? magazine : ask_away(cpu, size_class, pop_from);
+  if (magazine == NULL) magazine = ask(shard_of(cpu), size_class);
+  return magazine != NULL ? magazine : ask_away(cpu, size_class, ask);
 }
+
+struct hz3_magazine *hz3_depot_pop(unsigned size_class) { return nearest(size_class, pop_from); }
+struct hz3_magazine *hz3_depot_take_own(unsigned size_class) { return nearest(size_class, take_from); }
 
 struct hz3_magazine *hz3_depot_take_any(unsigned size_class) {
   struct hz3_magazine *magazine = NULL;
   unsigned own_shard = shard_of(own_cpu());
   for (unsigned i = 0; magazine == NULL && i < shard_count; i++) magazine = take_from((own_shard + i) % shard_count, size_class);
   return magazine;
-}
-
-struct hz3_magazine *hz3_depot_take_own(unsigned size_class) {
-  unsigned cpu = own_cpu();
-  struct hz3_magazine *magazine = pop_warm(size_class, cpu);
-  if (magazine == NULL) magazine = take_from(shard_of(cpu), size_class);
-  return magazine != NULL ? magazine : ask_away(cpu, size_class, take_from);
 }
 
 static uint32_t take_low_water(struct hz3_stack *stack) {
