@@ -174,6 +174,29 @@ enum hz3_os_moved hz3_os_move_pages(void *from, void *to, size_t bytes) {
   return moved;
 }
 
+static bool try_reuse(void) {
+  size_t page = hz3_os_page_bytes();
+  char *from = (char *)hz3_os_map(NULL, 2 * page), *to = from + page;
+  if (from == NULL) return false;
+  *(volatile char *)from = 1;
+  enum hz3_os_moved moved = hz3_os_move_pages(from, to, page);
+  *(volatile char *)from = 2;
+  bool is_zero = hz3_os_purge(from, page) && *(volatile char *)from == 0;
+  hz3_os_unmap(from, page);
+  if (moved != HZ3_OS_TARGET_LOST) hz3_os_unmap(to, page);
+  return moved == HZ3_OS_MOVED && is_zero;
+}
+
+bool hz3_os_can_reuse_what_moved(void) {
+  enum { UNKNOWN, NO, YES };
+  static int known;  // relaxed: every thread would find out the same
+  int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
+  if (HZ3_LIKELY(answer != UNKNOWN)) return answer == YES;
+  answer = try_reuse() ? YES : NO;
+  __atomic_store_n(&known, answer, __ATOMIC_RELAXED);
+  return answer == YES;
+}
+
 size_t hz3_os_page_bytes(void) {
   static size_t page_bytes;  // relaxed: every thread would store the same
   size_t bytes = __atomic_load_n(&page_bytes, __ATOMIC_RELAXED);

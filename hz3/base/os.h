@@ -42,6 +42,9 @@ enum hz3_os_moved {
 };
 enum hz3_os_moved hz3_os_move_pages(void *from, void *to, size_t bytes);
 
+// Whether what `from` is mapped to then can be used, and purged, like any other memory. Some emulators say they had purged it, and have not.
+bool hz3_os_can_reuse_what_moved(void);
+
 size_t hz3_os_page_bytes(void);
 // A number that nobody outside of the process can guess, from the kernel; early at boot from clock and addresses.
 uint64_t hz3_os_random(void);

@@ -276,6 +276,28 @@ TEST_F(Os, PagesOfSeveralMappingsMove) {
   hz3_os_unmap(to, 8 * kPage);
 }
 
+TEST_F(Os, WhatPagesMovedAwayFromIsFoundOutAboutOnce) {
+  char *pages = static_cast<char *>(hz3_os_map(nullptr, 2 * hz3_os_page_bytes()));
+  pages[0] = 1;
+  bool can_move = hz3_os_move_pages(pages, pages + hz3_os_page_bytes(), hz3_os_page_bytes()) == HZ3_OS_MOVED;
+  hz3_os_unmap(pages, 2 * hz3_os_page_bytes());
+  errno = kMarkedErrno;
+  bool can_reuse = hz3_os_can_reuse_what_moved();
+  EXPECT_EQ(errno, kMarkedErrno);
+  EXPECT_TRUE(can_move || !can_reuse);
+#if defined(__x86_64__)  // where no emulator is in the way
+  EXPECT_EQ(can_reuse, can_move);
+#endif
+}
+
+[[noreturn]] void FindOutWithMovesRefused() {
+  hz3_test::RefuseCall(SYS_mremap, static_cast<uint32_t>(hz3_os_page_bytes()), EPERM);
+  HZ3_REQUIRE(!hz3_os_can_reuse_what_moved());
+  _exit(0);
+}
+
+TEST(OsDeathTest, WhereNoPagesMoveNothingIsReused) { EXPECT_EXIT(FindOutWithMovesRefused(), testing::ExitedWithCode(0), ""); }
+
 [[noreturn]] void MoveWithTheSecondMappingRefused() {
   const size_t kPage = hz3_os_page_bytes();
   char *to = static_cast<char *>(hz3_os_map(nullptr, 8 * kPage)), *from = MapNumbered(kPage);

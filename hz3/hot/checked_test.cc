@@ -348,7 +348,7 @@ TEST_F(Checked, LargeBlocksWaitWithoutAccess) {
   for (char *block : blocks) hz3_checked_free(block);
   EXPECT_EQ(HeldLarge(&bytes), 10u);
   EXPECT_EXIT(*blocks[9] = 1, testing::KilledBySignal(SIGSEGV), "");
-  char *big = Malloc(20 * HZ3_MIB), *bigger = Malloc(40 * HZ3_MIB);
+  char *big = Malloc(22 * HZ3_MIB - hz3_os_page_bytes()), *bigger = Malloc(40 * HZ3_MIB);  // big with its guard: whole huge pages
   hz3_checked_free(big);
   EXPECT_LE((HeldLarge(&bytes), bytes), 32 * HZ3_MIB);
   memset(bigger, 1, 40 * HZ3_MIB);

@@ -23,20 +23,20 @@
 #define MAKE_WAY_MIN_BYTES ((size_t)64 * 1024 * 1024)
 // A split at either end of a range.
 enum { DESCRIPTORS_PER_ALLOC = 2 };
-// For a block below this, as much is mapped at once as a quarter of what is there, so that such blocks lie side by side and
-// share the huge pages at their ends. Not if they are to lie far apart.
-#define MAP_ALONE_MIN_BYTES ((size_t)4 * 1024 * 1024)
+// For a block below HZ3_LARGE_WHOLE_MIN_BYTES as much is mapped at once as a quarter of what is there, so that such blocks lie side by side
+// and share the huge pages at their ends. Not if they are to lie far apart.
 #define MAP_AHEAD_MAX_BYTES ((size_t)64 * 1024 * 1024)
-// A block of that size and more has its last huge page only if it fills half of it: of what is left over nobody may ever use anything. That
+// Any other block has its last huge page only if it fills a quarter of it: of what is left over nobody may ever use anything. That
 // makes up to two of the process's mappings (65,530 by default) for each block, so not any more when so much is mapped.
 #define SMALL_ENDS_MAX_BYTES ((size_t)16 * 1024 * 1024 * 1024)
 
 static struct hz3_growth growth = HZ3_GROWTH_INIT(HZ3_RANK_LARGE_GROWTH);
 
-// Address space for a block: steps of a sixteenth of its power of two keep the pieces reusable; only memory that is
-// touched costs anything.
+// Address space for a block: steps of a sixteenth of its power of two keep the pieces reusable, and so do whole huge pages, which can move;
+// only memory that is touched costs anything.
 static size_t placement_bytes(size_t bytes) {
-  size_t step = hz3_max(HZ3_SLICE_BYTES, hz3_ceil_power_of_two(bytes / 32 + 1));
+  size_t step = hz3_max(HZ3_SLICE_BYTES, hz3_ceil_power_of_two(bytes / 32 + 1)), whole = hz3_round_up(bytes, HZ3_HUGE_PAGE_BYTES);
+  if (bytes >= HZ3_LARGE_WHOLE_MIN_BYTES && whole - bytes <= bytes / 4) step = hz3_max(step, HZ3_HUGE_PAGE_BYTES);
   return hz3_max(hz3_round_up(bytes, step), HZ3_MIB);
 }
 
@@ -67,23 +67,25 @@ static struct hz3_range *take_fit_locked(size_t place, size_t align) {
   return range;
 }
 
-// After free memory came into use.
-static void note_low_water_locked(void) { hz3_ranges.dirty_low_water = hz3_min(hz3_ranges.dirty_low_water, hz3_ranges.dirty_bytes); }
+struct request {
+  size_t usable_bytes, place_bytes, align;
+  bool may_fill;  // the block may be given pages of free ranges
+};
 
-static struct hz3_range *take_locked(size_t usable, size_t place, size_t align) {
-  struct hz3_range *range = hz3_range_take_shelved_locked(place, align);
+static struct hz3_range *take_locked(const struct request *request) {
+  struct hz3_range *range = hz3_range_take_shelved_locked(request->place_bytes, request->align);
   if (range == NULL) {
     hz3_ranges_clear_shelf_locked();
-    range = take_fit_locked(place, align);
+    range = take_fit_locked(request->place_bytes, request->align);
   }
   if (range == NULL) return NULL;
   range->state = HZ3_RANGE_USED;
-  range->usable_bytes = range->touched_bytes = usable;
+  range->usable_bytes = range->touched_bytes = request->usable_bytes;
   range->note = (struct hz3_large_note){0};
-  hz3_ranges.live_bytes += place;
+  hz3_ranges.live_bytes += range->bytes;
   hz3_ranges.live_blocks++;
   hz3_page_map_set_large(range->start, range);
-  note_low_water_locked();
+  hz3_ranges_note_low_water_locked();
   return range;
 }
 
@@ -109,13 +111,6 @@ static void end_use_locked(struct hz3_range *range) {
   hz3_ranges.live_blocks--;
 }
 
-// Takes a free range off the lists, for unmap_range or purge_range.
-static void take_away_locked(struct hz3_range *range) {
-  hz3_range_take_locked(range);
-  range->state = HZ3_RANGE_PURGING;
-  hz3_add_to_figure(&hz3_ranges.taken_away, 1);
-}
-
 // Takes the address space of one range (in no list) away, called without the lock. It leaves the neighbours and the dirty
 // marks before the kernel can give its addresses to another mapping. False if the kernel refused: it is then purged.
 static bool unmap_range(struct hz3_range *range) {
@@ -132,12 +127,12 @@ static bool unmap_range(struct hz3_range *range) {
     hz3_dirty_purge(range->start, range->bytes);
   }
   hz3_lock_acquire(&hz3_ranges.lock);
-  hz3_take_from_figure(&hz3_ranges.taken_away, 1);
   if (gone) {
+    hz3_take_from_figure(&hz3_ranges.taken_away, 1);
     hz3_range_recycle_locked(range);
   } else {
     hz3_add_to_figure(&hz3_ranges.mapped_bytes, range->bytes);
-    hz3_range_free_locked(range);
+    hz3_range_bring_back_locked(range);
   }
   hz3_lock_release(&hz3_ranges.lock);
   return gone;
@@ -147,15 +142,14 @@ static bool unmap_range(struct hz3_range *range) {
 static void purge_range(struct hz3_range *range) {
   hz3_dirty_purge(range->start, range->bytes);
   hz3_lock_acquire(&hz3_ranges.lock);
-  hz3_take_from_figure(&hz3_ranges.taken_away, 1);
   range->dirty_bytes = 0;
   range->was_purged = true;
   hz3_ranges.purges++;
-  range = hz3_range_free_locked(range);
+  range = hz3_range_bring_back_locked(range);
   // A mapping that is free and clean as a whole: blocks that grow elsewhere leave such, which have no neighbours to merge with ever again.
   bool is_island = range->left == NULL && range->right == NULL && range->dirty_bytes == 0 &&
                    hz3_ranges.mapped_bytes > 2 * hz3_ranges.live_bytes + ISLANDS_MAX_BYTES;
-  if (is_island) take_away_locked(range);
+  if (is_island) hz3_range_take_away_locked(range);
   hz3_lock_release(&hz3_ranges.lock);
   if (is_island) unmap_range(range);
 }
@@ -167,7 +161,7 @@ static struct hz3_range *take_oldest_locked(size_t keep_bytes, bool may_split) {
   struct hz3_range *range = hz3_ranges.dirty_bytes > keep_bytes ? hz3_ranges.oldest_dirty : NULL;
   if (range == NULL) return NULL;
   size_t part = hz3_dirty_suffix_bytes(range->start, range->bytes, hz3_ranges.dirty_bytes - keep_bytes);
-  take_away_locked(range);
+  hz3_range_take_away_locked(range);
   if (!may_split || part == range->bytes) return range;
   struct hz3_range *end = hz3_range_split_locked(range, range->bytes - part);
   end->state = HZ3_RANGE_PURGING;
@@ -202,34 +196,37 @@ static char *map_below(size_t bytes, size_t align) {
 
 // Mappings are whole huge pages which are asked for: a 15 MiB block then takes 10 page faults instead of 3,840 (docs/decisions/0022).
 static size_t mapping_bytes(size_t bytes, size_t align) {
-  if (bytes < MAP_ALONE_MIN_BYTES && align <= HZ3_HUGE_PAGE_BYTES)
+  if (bytes < HZ3_LARGE_WHOLE_MIN_BYTES && align <= HZ3_HUGE_PAGE_BYTES)
     bytes = hz3_max(bytes, hz3_min(hz3_read_figure(&hz3_ranges.mapped_bytes) / 4, MAP_AHEAD_MAX_BYTES));
   return bytes < PTRDIFF_MAX / 2 ? hz3_round_up(bytes, HZ3_HUGE_PAGE_BYTES) : bytes;
 }
 
 // How much of a mapping is to ask for huge pages, if it is for a block of so many bytes.
 static size_t huge_bytes(size_t bytes, size_t mapped_bytes) {
-  if (bytes < MAP_ALONE_MIN_BYTES || hz3_read_figure(&hz3_ranges.mapped_bytes) > SMALL_ENDS_MAX_BYTES) return mapped_bytes;
-  return hz3_min(hz3_round_down(bytes + HZ3_HUGE_PAGE_BYTES / 2, HZ3_HUGE_PAGE_BYTES), mapped_bytes);
+  if (bytes < HZ3_LARGE_WHOLE_MIN_BYTES || hz3_read_figure(&hz3_ranges.mapped_bytes) > SMALL_ENDS_MAX_BYTES) return mapped_bytes;
+  return hz3_min(hz3_round_down(bytes + HZ3_HUGE_PAGE_BYTES / 4 * 3, HZ3_HUGE_PAGE_BYTES), mapped_bytes);
 }
 
 // Before more is mapped for a block.
-static void make_way(size_t bytes) {
+static void make_way(const struct request *request) {
+  size_t bytes = request->place_bytes;
   hz3_lock_acquire(&hz3_ranges.lock);
   // Of a size that comes again, what was unmapped a moment ago would have done; bigger ones it could not have held.
   if (hz3_ranges.size_hits > 0) hz3_retention_note_regret(&hz3_ranges.retention, bytes);
   bool keeps_too_little = hz3_ranges.dirty_bytes <= bytes && hz3_ranges.dirty_bytes > MAKE_WAY_MIN_BYTES;
   hz3_lock_release(&hz3_ranges.lock);
-  if (keeps_too_little) purge_to(HZ3_RETAIN_MIN_BYTES, SIZE_MAX, false);
+  if (keeps_too_little && !(request->may_fill && hz3_range_fill_pays())) purge_to(HZ3_RETAIN_MIN_BYTES, SIZE_MAX, false);
 }
 
-static bool map_range(size_t bytes, size_t align) {
-  size_t wanted = mapping_bytes(bytes, align), block_bytes = bytes;
-  char *start = map_below(wanted, hz3_max(align, HZ3_HUGE_PAGE_BYTES));
-  if (start != NULL) bytes = wanted;
-  else start = map_below(bytes, align);
+static bool map_range(const struct request *request) {
+  size_t align = request->align, bytes = mapping_bytes(request->place_bytes, align);
+  char *start = map_below(bytes, hz3_max(align, HZ3_HUGE_PAGE_BYTES));
+  if (start == NULL) {
+    bytes = request->place_bytes;
+    start = map_below(bytes, align);
+  }
   if (start == NULL) return false;
-  hz3_huge_pages_ask(start, huge_bytes(block_bytes, bytes));
+  hz3_huge_pages_ask(start, huge_bytes(request->usable_bytes, bytes));
   if (!hz3_page_map_reserve(start, bytes) || !hz3_ranges_lock_with_descriptors(1)) {
     hz3_os_unmap(start, bytes);
     return false;
@@ -241,26 +238,27 @@ static bool map_range(size_t bytes, size_t align) {
 }
 
 // False if the kernel gives no more; `count` is that of growths when nothing was found.
-static bool map_more(size_t count, size_t bytes, size_t align) {
-  make_way(bytes);
+static bool map_more(size_t count, const struct request *request) {
+  make_way(request);
   if (!hz3_growth_begin(&growth, count)) return true;
-  bool any = map_range(bytes, align);
+  bool any = map_range(request);
   hz3_growth_end(&growth, any);
   return any;
 }
 
-static struct hz3_range *alloc_range(size_t bytes, size_t align) {
+static struct hz3_range *alloc_range(size_t bytes, size_t align, bool may_fill) {
   if ((bytes | align) >> HZ3_ADDRESS_BITS != 0) return NULL;
   size_t usable = page_round(hz3_max(bytes, 1)), place = placement_bytes(usable);
-  align = hz3_max(align, HZ3_SLICE_BYTES);
+  size_t least_align = place % HZ3_HUGE_PAGE_BYTES == 0 ? HZ3_HUGE_PAGE_BYTES : HZ3_SLICE_BYTES;
+  struct request request = {usable, place, hz3_max(align, least_align), may_fill};
   struct hz3_range *range = NULL;
   size_t growths;
   do {
     growths = hz3_growth_count(&growth);
     if (!hz3_ranges_lock_with_descriptors(DESCRIPTORS_PER_ALLOC)) return NULL;
-    range = take_locked(usable, place, align);
+    range = take_locked(&request);
     hz3_lock_release(&hz3_ranges.lock);
-  } while (range == NULL && map_more(growths, place, align));
+  } while (range == NULL && map_more(growths, &request));
   return range;
 }
 
@@ -276,10 +274,39 @@ static void clear_dirty(struct hz3_range *range) {
   if (run < range->usable_bytes) __builtin_memset(range->start + run, 0, range->usable_bytes - run);
 }
 
+// Takes a used range, which has left the page map, and a part of which is not its own any more, out of the tables and the
+// address space. Lost at worst: some address space, if the kernel refuses.
+static void give_up(struct hz3_range *range, char *gone, size_t gone_bytes) {
+  hz3_lock_acquire(&hz3_ranges.lock);
+  hz3_ranges.live_bytes -= range->bytes;
+  hz3_ranges.live_blocks--;
+  hz3_range_detach_locked(range);
+  hz3_take_from_figure(&hz3_ranges.mapped_bytes, range->bytes);
+  hz3_lock_release(&hz3_ranges.lock);
+  char *end = range->start + range->bytes, *behind = gone + gone_bytes;
+  if (gone != range->start) hz3_os_unmap(range->start, (size_t)(gone - range->start));
+  if (behind != end) hz3_os_unmap(behind, (size_t)(end - behind));
+  hz3_lock_acquire(&hz3_ranges.lock);
+  hz3_range_recycle_locked(range);
+  hz3_lock_release(&hz3_ranges.lock);
+}
+
+// False if the block was lost on the way, and is given up.
+static bool fill(struct hz3_range *range) {
+  // Another thread may come to own the addresses while the kernel is at it, and then enters its own.
+  hz3_page_map_set_large(range->start, NULL);
+  char *lost = hz3_range_fill(range);
+  if (lost != NULL) give_up(range, lost, HZ3_HUGE_PAGE_BYTES);
+  else hz3_page_map_set_large(range->start, range);
+  return lost == NULL;
+}
+
 void *hz3_large_alloc(size_t bytes, size_t align, bool zero) {
-  struct hz3_range *range = alloc_range(bytes, align);
+  bool may_fill = !zero && bytes >= HZ3_LARGE_WHOLE_MIN_BYTES;
+  struct hz3_range *range = alloc_range(bytes, align, may_fill);
   if (range == NULL) return NULL;
   if (zero) clear_dirty(range);
+  if (may_fill && range->dirty_bytes < range->bytes && !fill(range)) return hz3_large_alloc(bytes, align, false);  // moves are over
   return range->start;
 }
 
@@ -351,7 +378,7 @@ static bool extend_locked(struct hz3_range *range, size_t place) {
   }
   hz3_ranges.live_bytes += right->bytes;
   hz3_range_absorb_right_locked(range);
-  note_low_water_locked();
+  hz3_ranges_note_low_water_locked();
   return true;
 }
 
@@ -390,27 +417,12 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   return fits;
 }
 
-// Takes a used range, which has left the page map, and whose first bytes are not its own any more, out of the tables and the
-// address space. Lost at worst: some address space, if the kernel refuses.
-static void give_up(struct hz3_range *range, size_t gone_bytes) {
-  hz3_lock_acquire(&hz3_ranges.lock);
-  hz3_ranges.live_bytes -= range->bytes;
-  hz3_ranges.live_blocks--;
-  hz3_range_detach_locked(range);
-  hz3_take_from_figure(&hz3_ranges.mapped_bytes, range->bytes);
-  hz3_lock_release(&hz3_ranges.lock);
-  hz3_os_unmap(range->start + gone_bytes, range->bytes - gone_bytes);
-  hz3_lock_acquire(&hz3_ranges.lock);
-  hz3_range_recycle_locked(range);
-  hz3_lock_release(&hz3_ranges.lock);
-}
-
 // Moves the pages of a block to a fresh one, which is given up if the kernel loses it.
 static enum hz3_os_moved move_pages(struct hz3_range *from, struct hz3_range *to, size_t bytes) {
   // Another thread may come to own the addresses while the kernel is at it, and then enters its own.
   hz3_page_map_set_large(to->start, NULL);
   enum hz3_os_moved moved = hz3_os_move_pages(from->start, to->start, bytes);
-  if (moved == HZ3_OS_TARGET_LOST) give_up(to, bytes);
+  if (moved == HZ3_OS_TARGET_LOST) give_up(to, to->start, bytes);
   else hz3_page_map_set_large(to->start, to);
   return moved;
 }
@@ -446,12 +458,12 @@ void *hz3_large_grow(void *pointer, size_t bytes) {
   HZ3_CHECK(bytes > from->usable_bytes);
   // Half as much again of address space (untouched memory is free), so that a block growing in small steps seldom moves. Where that is
   // refused, what is lacking counts against a limit once, and a move needs address space for both places, a copy memory as well.
-  struct hz3_range *to = alloc_range(bytes + bytes / 2, 1);
+  struct hz3_range *to = alloc_range(bytes + bytes / 2, 1, false);
   if (to == NULL && map_behind(from, placement_bytes(page_round(bytes)))) {
     set_usable(from, page_round(bytes));
     return pointer;
   }
-  if (to == NULL) to = alloc_range(bytes, 1);
+  if (to == NULL) to = alloc_range(bytes, 1, false);
   if (to == NULL) return NULL;
   size_t used = from->usable_bytes, moved_bytes = hz3_round_up(used, HZ3_SLICE_BYTES);
   // Where the target has its pages already, copying keeps those of the source for their next user.
@@ -465,7 +477,7 @@ void *hz3_large_grow(void *pointer, size_t bytes) {
   } else {
     // The kernel never joins again what it had to split for the move, and some emulators cannot purge where pages moved away from.
     hz3_page_map_set_large(pointer, NULL);
-    give_up(from, 0);
+    give_up(from, from->start, 0);
   }
   return to->start;
 }
@@ -477,7 +489,7 @@ static bool unmap_free_ranges(void) {
     hz3_lock_acquire(&hz3_ranges.lock);
     hz3_ranges_clear_shelf_locked();
     struct hz3_range *range = hz3_ranges.bins[bin];
-    if (range != NULL) take_away_locked(range);
+    if (range != NULL) hz3_range_take_away_locked(range);
     hz3_lock_release(&hz3_ranges.lock);
     if (range == NULL) continue;
     if (!unmap_range(range)) return any;  // too many maps

@@ -10,8 +10,13 @@
 #define HZ3_LARGE_LARGE_H_
 
 #include "hz3/base/base.h"
+#include "hz3/pages/pages.h"
 
 HZ3_BEGIN_DECLS
+
+// Blocks of this size and more begin and end with whole huge pages, which can move from one to another, where that takes no more than a
+// quarter more address space (docs/decisions/0037).
+#define HZ3_LARGE_WHOLE_MIN_BYTES (2 * HZ3_HUGE_PAGE_BYTES)
 
 // A block of at least `bytes`, aligned to `align` (a power of two >= 1), zeroed when asked (only memory that may be
 // non-zero is cleared). NULL when the kernel gives no more. Thread-safe.
@@ -50,7 +55,11 @@ struct hz3_large_cache {
   uint8_t next_freed, hits;
 };
 // Whether a block may be used again in a place of so many bytes: as much may be left over as in a range cut for it.
-HZ3_INLINE bool hz3_large_fits(size_t bytes, size_t place) { return bytes <= place && bytes > place - place / 16; }
+HZ3_INLINE bool hz3_large_fits(size_t bytes, size_t place) {
+  size_t left = place - bytes;
+  bool is_whole = bytes >= HZ3_LARGE_WHOLE_MIN_BYTES && left < HZ3_HUGE_PAGE_BYTES && left <= bytes / 4;
+  return bytes <= place && (left < place / 16 || is_whole);
+}
 // As hz3_large_alloc, from what is kept; NULL if that has nothing of this size.
 void *hz3_large_cache_take(struct hz3_large_cache *cache, size_t bytes, size_t align, bool zero);
 // False if the pointer is not the start of a live large block, or the block is not to be kept: then nothing has changed.

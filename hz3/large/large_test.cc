@@ -99,6 +99,7 @@ class Large : public testing::Test {
     ASSERT_EQ(Stats().mapped_bytes, 0u);
     hz3_ranges.retention = HZ3_RETENTION_INIT;
     hz3_ranges.size_hits = 0;
+    hz3_ranges.witness = {};
   }
   void TearDown() override {
     ExpectRangesAreSound();
@@ -128,6 +129,10 @@ class Large : public testing::Test {
     live_.erase(block);
     live_[fresh] = bytes;
     return fresh;
+  }
+  void LearnedLimit(size_t bytes) {
+    hz3_ranges.retention.limit_bytes = bytes;  // as if
+    hz3_ranges.retention.known_low_bytes = 0;
   }
   bool Owns(const void *block) const { return hz3_large_usable_bytes(block) != 0; }
 
@@ -195,10 +200,10 @@ bool StartsAMapping(const void *start) {
 }
 
 // The last huge page of a block would be resident for good, though nobody may ever use what is left of it.
-TEST_F(Large, TheLastHugePageIsForBlocksThatFillHalfOfIt) {
+TEST_F(Large, TheLastHugePageIsForBlocksThatFillAQuarterOfIt) {
   EXPECT_TRUE(StartsAMapping(Alloc(4 * HZ3_MIB + 16) + 4 * HZ3_MIB));
-  EXPECT_TRUE(StartsAMapping(Alloc(14 * HZ3_MIB + HZ3_MIB / 2) + 14 * HZ3_MIB));
-  EXPECT_FALSE(StartsAMapping(Alloc(5 * HZ3_MIB) + 4 * HZ3_MIB));
+  EXPECT_TRUE(StartsAMapping(Alloc(14 * HZ3_MIB + HZ3_MIB / 4) + 14 * HZ3_MIB));
+  EXPECT_FALSE(StartsAMapping(Alloc(4 * HZ3_MIB + HZ3_MIB / 2) + 4 * HZ3_MIB));
   EXPECT_FALSE(StartsAMapping(Alloc(2 * HZ3_MIB + 16) + 2 * HZ3_MIB)) << "others will lie beside it";
 }
 
@@ -279,7 +284,9 @@ TEST_F(Large, FreeNeighboursMergeAndAreSplitAgain) {
   char *whole = Alloc(40 * HZ3_MIB);
   Free(whole);
   size_t mapped = Stats().mapped_bytes;
-  for (int i = 0; i < 8; i++) blocks.push_back(Alloc(5 * HZ3_MIB));
+  for (int i = 0; i < 4; i++) {
+    for (size_t mib : {6, 4}) blocks.push_back(Alloc(mib * HZ3_MIB));
+  }
   EXPECT_EQ(Stats().mapped_bytes, mapped) << "cut from the range that was there";
   std::shuffle(blocks.begin(), blocks.end(), std::mt19937(3));
   for (char *block : blocks) {
@@ -303,7 +310,7 @@ TEST_F(Large, TheSameSizeFindsTheRangeAsItWas) {
   EXPECT_EQ(last, blocks[3]) << "the newest of its size";
   EXPECT_EQ(Alloc(3 * HZ3_MIB, 1, true), blocks[1]);
   ExpectRangesAreSound();
-  Alloc(6 * HZ3_MIB);
+  Alloc(8 * HZ3_MIB);
   for (hz3_range *range : hz3_ranges.shelf) EXPECT_EQ(range, nullptr) << "another size merges them";
   Free(last);
   for (hz3_range *range : hz3_ranges.shelf) EXPECT_EQ(range, nullptr) << "and none is shelved until sizes come again";
@@ -548,16 +555,17 @@ TEST_F(Large, TightestRangeIsTaken) {
 
 // Of ranges that differ so little that they share a bin, whatever came back last: the tightest, then the lowest.
 TEST_F(Large, TheTightestRangeOfABinIsTaken) {
-  Free(Alloc(40 * HZ3_MIB));  // one range, from which all are cut in this order
-  char *wide = Alloc(8 * HZ3_MIB + HZ3_MIB / 2);
+  LearnedLimit(512 * HZ3_MIB);
+  Free(Alloc(128 * HZ3_MIB));  // one range, from which all are cut in this order
+  char *wide = Alloc(34 * HZ3_MIB);
   Alloc(2 * HZ3_MIB);
-  char *low = Alloc(8 * HZ3_MIB);
+  char *low = Alloc(32 * HZ3_MIB);
   Alloc(2 * HZ3_MIB);
-  char *high = Alloc(8 * HZ3_MIB);
+  char *high = Alloc(32 * HZ3_MIB);
   Alloc(2 * HZ3_MIB);
   ASSERT_TRUE(wide < low && low < high);
   for (char *block : {low, high, wide}) Free(block);
-  for (char *block : {low, high, wide}) EXPECT_EQ(Alloc(8 * HZ3_MIB), block);
+  for (char *block : {low, high, wide}) EXPECT_EQ(Alloc(32 * HZ3_MIB), block);
 }
 
 TEST_F(Large, ZeroedMeansZeroAfterAnyUse) {
@@ -760,6 +768,124 @@ TEST_F(Large, WhereABlockMovedAwayFreshMemoryIsClean) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, LargeGrow, testing::Values(4096, HZ3_MIB - 4096, HZ3_MIB + 4096, 5 * HZ3_MIB, 20 * HZ3_MIB + 12288));
+
+// Five blocks, others between them, that have been written and are free: none of them could hold a block of 20 MiB.
+class LargeFill : public Large {
+ protected:
+  static constexpr size_t kHole = 8 * HZ3_MIB, kBlock = 20 * HZ3_MIB, kWitness = 2 * HZ3_MIB;
+  static constexpr size_t kTouched = 2 * HZ3_MIB;  // to see what huge pages cost
+
+  void SetUp() override {
+    if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 2 * kBlock) GTEST_SKIP() << "too little is retained";
+    if (!hz3_os_can_reuse_what_moved()) GTEST_SKIP() << "the kernel cannot move pages and keep the mapping";
+    Large::SetUp();
+    for (int i = 0; i < 5; i++) {
+      holes_.push_back(Alloc(kHole));
+      memset(holes_.back(), 7, kHole);
+      Alloc(kHole);  // as much as lives may stay dirty
+    }
+    for (char *hole : holes_) Free(hole);
+    ASSERT_EQ(Stats().dirty_free_bytes, 5 * kHole);
+  }
+  char *Written(size_t bytes) {
+    char *block = Alloc(bytes);
+    memset(block, 9, bytes);
+    return block;
+  }
+  // Of the last block.
+  size_t MovedBytes() const { return dirty_before_ - Stats().dirty_free_bytes; }
+  void NoteDirty() { dirty_before_ = Stats().dirty_free_bytes; }
+
+  std::vector<char *> holes_;
+  size_t dirty_before_ = 5 * kHole;
+};
+
+TEST_F(LargeFill, ABlockGetsThePagesOfRangesThatAreTooSmallForIt) {
+  size_t purges = Stats().purges;
+  char *block = Alloc(kBlock);
+  EXPECT_EQ(MovedBytes(), kBlock);
+  EXPECT_EQ(Stats().purges, purges);
+  EXPECT_EQ(ResidentBytes(block, kBlock), kBlock - kWitness);
+  EXPECT_EQ(std::count(block, block + kBlock, 7), static_cast<ptrdiff_t>(kBlock - kWitness)) << "what the holes held";
+  size_t left = 0;
+  for (char *hole : holes_) left += ResidentBytes(hole, kHole);
+  EXPECT_EQ(left, 5 * kHole - kBlock);
+  ExpectRangesAreSound();
+}
+
+TEST_F(LargeFill, WherePagesMovedAwayMemoryIsClean) {
+  Written(kBlock);
+  ptrdiff_t found = 0;
+  for (int i = 0; i < 20 && found < 5; i++) {
+    char *zero = Alloc(kHole, 1, true);
+    found += std::count(holes_.begin(), holes_.end(), zero);
+    EXPECT_TRUE(IsFilled(zero, kHole, 0));
+    memset(zero, 1, kHole);
+  }
+  EXPECT_EQ(found, 5);
+}
+
+TEST_F(LargeFill, WhatHasMovedIsClearedForWhoWantsZeroes) {
+  char *block = Alloc(kBlock);
+  Free(block);
+  EXPECT_TRUE(IsFilled(Alloc(kBlock, 1, true), kBlock, 0));
+}
+
+TEST_F(LargeFill, ABlockOfZeroesIsLeftClean) {
+  char *block = Alloc(kBlock, 1, true);
+  EXPECT_EQ(MovedBytes(), 0u);
+  EXPECT_LE(ResidentBytes(block, kBlock), kTouched);
+}
+
+TEST_F(LargeFill, SmallBlocksGetNothing) {
+  while (Stats().dirty_free_bytes == dirty_before_) Alloc(3 * HZ3_MIB);  // also in the holes, two of them in each
+  EXPECT_EQ(MovedBytes(), 3 * HZ3_MIB);
+}
+
+// While the witness, which is amid the first block, has no memory.
+TEST_F(LargeFill, ProgramsThatDoNotWriteTheirBlocksGetNothing) {
+  char *first = Alloc(kBlock);
+  NoteDirty();
+  Alloc(kBlock);
+  EXPECT_EQ(MovedBytes(), 0u);
+  memset(first, 1, HZ3_MIB);
+  Alloc(kBlock);
+  EXPECT_EQ(MovedBytes(), 0u) << "its head says nothing";
+  memset(first, 1, kBlock);
+  Alloc(kBlock);
+  EXPECT_EQ(MovedBytes(), dirty_before_);
+}
+
+TEST_F(LargeFill, AnotherWitnessIsAskedAfterAWhile) {
+  Alloc(kBlock);
+  NoteDirty();
+  int refused = 0;
+  for (; MovedBytes() == 0 && refused < 1000; refused++) Alloc(kBlock);
+  EXPECT_EQ(refused, 64);
+}
+
+TEST_F(LargeFill, OneBlockInSixteenHasAWitness) {
+  const size_t kBytes = 10 * HZ3_MIB;
+  hz3_ranges.witness.fills = 15;
+  EXPECT_EQ(ResidentBytes(Alloc(kBytes), kBytes), kBytes);
+  EXPECT_EQ(ResidentBytes(Alloc(kBytes), kBytes), kBytes - kWitness);
+}
+
+TEST_F(LargeFill, WhatIsKeptNeedNotMakeWay) {
+  LearnedLimit(512 * HZ3_MIB);
+  Free(Written(100 * HZ3_MIB));
+  NoteDirty();
+  char *block = Alloc(200 * HZ3_MIB);
+  EXPECT_EQ(MovedBytes(), dirty_before_);
+  EXPECT_EQ(ResidentBytes(block, 200 * HZ3_MIB), dirty_before_);
+}
+
+TEST_F(LargeFill, NotWhereSoMuchIsMappedThatMappingsMightRunOut) {
+  hz3_ranges.mapped_bytes += 17 * HZ3_KIB * HZ3_MIB;  // as if
+  char *block = Alloc(kBlock);
+  hz3_ranges.mapped_bytes -= 17 * HZ3_KIB * HZ3_MIB;
+  EXPECT_LE(ResidentBytes(block, kBlock), kTouched);
+}
 
 TEST_F(Large, PurgeGivesResidentMemoryBack) {
   char *block = Alloc(48 * HZ3_MIB);
@@ -1044,10 +1170,10 @@ TEST_F(Large, MappingABiggerBlockThanTheOnesBeforeIsNoRegret) {
 // What a load keeps that swings between many blocks goes before more is mapped for one that even all of it could not hold.
 TEST_F(Large, WhatIsKeptMakesWayForABiggerBlock) {
   if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
-  hz3_ranges.retention.limit_bytes = 512 * HZ3_MIB;  // as if learned
-  hz3_ranges.retention.known_low_bytes = 0;
+  LearnedLimit(512 * HZ3_MIB);
   std::vector<char *> blocks;
   for (int i = 0; i < 4; i++) blocks.push_back(Alloc(40 * HZ3_MIB));
+  hz3_ranges.witness.page = blocks[1] + 20 * HZ3_MIB;  // this program does not write its blocks
   Free(blocks[0]);
   Alloc(60 * HZ3_MIB);
   EXPECT_EQ(Stats().dirty_free_bytes, 40 * HZ3_MIB) << "that little may stay";
@@ -1063,10 +1189,10 @@ TEST_F(Large, WhatIsKeptMakesWayForABiggerBlock) {
 TEST_F(Large, WhatMadeWayWasNotPurgedTooEarly) {
   if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 256 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
   const size_t kLearned = 128 * HZ3_MIB;
-  hz3_ranges.retention.limit_bytes = kLearned;
-  hz3_ranges.retention.known_low_bytes = 0;
+  LearnedLimit(kLearned);
   std::vector<char *> blocks;
   for (int i = 0; i < 4; i++) blocks.push_back(Alloc(40 * HZ3_MIB));
+  hz3_ranges.witness.page = blocks[1] + 20 * HZ3_MIB;
   for (int i : {0, 2}) Free(blocks[static_cast<size_t>(i)]);
   ASSERT_EQ(Stats().dirty_free_bytes, 80 * HZ3_MIB);
   Alloc(100 * HZ3_MIB);
@@ -1367,6 +1493,74 @@ TEST(LargeDeathTest, AMoveThatLosesItsTargetKeepsTheBlock) {
 
 TEST(LargeDeathTest, WhoeverTakesTheTargetOfAMoveKeepsIt) {
   EXPECT_EXIT(GrowWhileTheTargetIsTaken(), testing::ExitedWithCode(0), "");
+}
+
+// As in LargeFill.
+void MakeHoles() {
+  if (!hz3_os_can_reuse_what_moved()) _exit(0);
+  std::vector<void *> holes;
+  for (int i = 0; i < 5; i++) {
+    holes.push_back(hz3_large_alloc(8 * HZ3_MIB, 1, false));
+    HZ3_REQUIRE(holes.back() != nullptr && hz3_large_alloc(8 * HZ3_MIB, 1, false) != nullptr);
+    memset(holes.back(), 7, 8 * HZ3_MIB);
+  }
+  for (void *hole : holes) HZ3_REQUIRE(hz3_large_free(hole));
+}
+
+void AllocAndCheck(size_t bytes) {
+  size_t blocks = Stats().live_blocks;
+  char *block = static_cast<char *>(hz3_large_alloc(bytes, 1, false));
+  HZ3_REQUIRE(block != nullptr && hz3_large_usable_bytes(block) == bytes);
+  memset(block, 3, bytes);
+  HZ3_REQUIRE(Stats().live_blocks == blocks + 1);
+  ExpectRangesAreSound();
+  HZ3_REQUIRE(!testing::Test::HasFailure());
+  HZ3_REQUIRE(hz3_large_free(block));
+}
+
+[[noreturn]] void FillWithMovesRefused(uint32_t error) {
+  MakeHoles();
+  size_t dirty = Stats().dirty_free_bytes;
+  hz3_test::RefuseCall(SYS_mremap, 2 * HZ3_MIB, error);
+  AllocAndCheck(20 * HZ3_MIB);
+  HZ3_REQUIRE(Stats().dirty_free_bytes >= dirty);  // nothing of it is lost, nor anything moved
+  AllocAndCheck(20 * HZ3_MIB);
+  _exit(0);
+}
+
+TEST(LargeDeathTest, ABlockNeedsNoPagesOfOthers) {
+  if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
+  EXPECT_EXIT(FillWithMovesRefused(EPERM), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(FillWithMovesRefused(ENOMEM), testing::ExitedWithCode(0), "") << "the target may be gone";
+}
+
+// As above: the first huge page of a new block comes to be somebody else's.
+[[noreturn]] void FillWhileTheTargetIsTaken() {
+  MakeHoles();
+  int listener = hz3_test::ListenToCall(SYS_mremap);
+  int others_entry = 0;
+  char *taken = nullptr;
+  std::thread other([&] {
+    while (taken == nullptr) {
+      hz3_test::HeardCall call(listener);
+      if (call.Argument(3) == 0) continue;
+      taken = reinterpret_cast<char *>(call.Argument(4));
+      HZ3_REQUIRE(mmap(taken, 2 * HZ3_MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == taken);
+      memset(taken, 9, 2 * HZ3_MIB);
+      hz3_page_map_set_large(taken, &others_entry);
+    }
+  });
+  AllocAndCheck(20 * HZ3_MIB);
+  other.join();
+  close(listener);
+  HZ3_REQUIRE(IsFilled(taken, 2 * HZ3_MIB, 9) && hz3_page_map_large_of(taken) == &others_entry);
+  HZ3_REQUIRE(!IsMapped(taken + 2 * HZ3_MIB));  // what was left of that block
+  _exit(0);
+}
+
+TEST(LargeDeathTest, WhoeverTakesAPartOfABlockThatIsFilledKeepsIt) {
+  if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
+  EXPECT_EXIT(FillWhileTheTargetIsTaken(), testing::ExitedWithCode(0), "");
 }
 
 // While a tick purges, another thread frees more and more: the tick gives back what was idle when it began, not that too.

@@ -101,6 +101,19 @@ void hz3_range_take_locked(struct hz3_range *range) {
   else hz3_ranges.newest_dirty = range->age_prev;
 }
 
+void hz3_range_take_away_locked(struct hz3_range *range) {
+  hz3_range_take_locked(range);
+  range->state = HZ3_RANGE_PURGING;
+  hz3_add_to_figure(&hz3_ranges.taken_away, 1);
+}
+
+struct hz3_range *hz3_range_bring_back_locked(struct hz3_range *range) {
+  hz3_take_from_figure(&hz3_ranges.taken_away, 1);
+  return hz3_range_free_locked(range);
+}
+
+void hz3_ranges_note_low_water_locked(void) { hz3_ranges.dirty_low_water = hz3_min(hz3_ranges.dirty_low_water, hz3_ranges.dirty_bytes); }
+
 // The smallest of the first few ranges of the bin that fit, the lowest address among equals.
 static struct hz3_range *best_in_bin(unsigned bin, size_t bytes, size_t align) {
   struct hz3_range *best = NULL, *range = hz3_ranges.bins[bin];

@@ -42,6 +42,13 @@ void *hz3_range_use_again(struct hz3_range *range, size_t bytes, bool zero);
 // 8 bins per doubling of slices; 2^31 slices cover the address space, 2^32 on aarch64.
 enum { HZ3_RANGE_BINS = 8 * 30, HZ3_RANGE_WORDS = (HZ3_RANGE_BINS + 63) / 64, HZ3_SHELF_RANGES = 4, HZ3_SHELF_HITS = 8 };
 
+// What a block is given stays with it, written or not, so blocks are given pages only by programs that write what they ask for. The witness
+// is a huge page amid a block that was left without memory: while it has none, no block is given any. Relaxed atomics: hints.
+struct hz3_witness {
+  char *page;  // NULL: the last one got memory
+  unsigned fills, refusals;
+};
+
 struct hz3_ranges {
   struct hz3_lock lock;
   struct hz3_range *bins[HZ3_RANGE_BINS];
@@ -55,8 +62,9 @@ struct hz3_ranges {
   struct hz3_range *lowest;  // first range of the newest mapping: the next mapping usually ends where it starts
   struct hz3_retention retention;
   size_t mapped_bytes, live_bytes, live_blocks, dirty_bytes, purges;
-  size_t taken_away;       // how many ranges are being purged or unmapped; lock, read without
+  size_t taken_away;       // how many ranges are being purged or unmapped, or lose pages to blocks; lock, read without
   size_t dirty_low_water;  // fewest dirty free bytes since the last tick
+  struct hz3_witness witness;
 };
 extern struct hz3_ranges hz3_ranges;
 
@@ -67,6 +75,10 @@ bool hz3_ranges_lock_with_descriptors(unsigned count);
 // The tightest free range with `bytes` from a multiple of `align` on, taken off the free lists; NULL if none.
 struct hz3_range *hz3_range_take_fit_locked(size_t bytes, size_t align);
 void hz3_range_take_locked(struct hz3_range *range);  // this free range, off the free lists
+// For system calls on a free range, or what is moved from it, without the lock: off the free lists, and back, merged.
+void hz3_range_take_away_locked(struct hz3_range *range);
+struct hz3_range *hz3_range_bring_back_locked(struct hz3_range *range);
+void hz3_ranges_note_low_water_locked(void);  // after free memory came into use
 // Cuts the range after `bytes`; the new right part has no state yet. A spare descriptor must exist.
 struct hz3_range *hz3_range_split_locked(struct hz3_range *range, size_t bytes);
 // Makes the range free, merged with free neighbours. Returns the merged range.
@@ -85,6 +97,11 @@ void hz3_range_absorb_right_locked(struct hz3_range *range);
 // the hole; then, once it is gone, its descriptor is spare.
 void hz3_range_detach_locked(struct hz3_range *range);
 void hz3_range_recycle_locked(struct hz3_range *range);
+
+// fill.c: gives a block, which its owner does not have yet and the page map does not know, pages of free ranges where it has none. NULL, or
+// the huge page of the block that was lost on the way: what is there now may be others'. All else is as before.
+char *hz3_range_fill(struct hz3_range *block);
+bool hz3_range_fill_pays(void);  // whether it may do so at all
 
 // Dirty memory in [start, start + bytes), both multiples of the slice. What the kernel refused to take back, because the user had
 // locked it, does not count until it was in use again: it is not to be tried for ever, nor to keep other memory.
