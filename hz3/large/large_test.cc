@@ -1458,37 +1458,51 @@ TEST(LargeDeathTest, AMoveThatLosesItsTargetKeepsTheBlock) {
   EXPECT_EXIT(GrowBeyondTheLimit(), testing::ExitedWithCode(0), "");
 }
 
-// The first call of mremap that moves pages is answered by another thread, as the kernel does it at worst: the target is unmapped,
-// comes to be somebody else's, whom the page map knows, and nothing has moved.
+// A thread that answers the next call of mremap that moves pages as the kernel does it at worst: the target is unmapped, comes to be
+// somebody else's, whom the page map knows, and nothing has moved.
+class TargetTaker {
+ public:
+  explicit TargetTaker(size_t bytes) : bytes_(bytes), listener_(hz3_test::ListenToCall(SYS_mremap)), thread_([this] { Take(); }) {}
+  // Once it was called. Further calls fail.
+  char *Taken() {
+    thread_.join();
+    close(listener_);
+    return taken_;
+  }
+  bool IsKept() const { return IsFilled(taken_, bytes_, 9) && hz3_page_map_large_of(taken_) == &entry_; }
+
+ private:
+  void Take() {
+    while (taken_ == nullptr) {
+      hz3_test::HeardCall call(listener_);
+      if (call.Argument(3) == 0) continue;  // grows in place, to see where a mapping ends
+      taken_ = reinterpret_cast<char *>(call.Argument(4));
+      HZ3_REQUIRE(mmap(taken_, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == taken_);
+      memset(taken_, 9, bytes_);
+      hz3_page_map_set_large(taken_, &entry_);
+    }
+  }
+
+  size_t bytes_;
+  int listener_, entry_ = 0;
+  char *taken_ = nullptr;
+  std::thread thread_;
+};
+
 [[noreturn]] void GrowWhileTheTargetIsTaken() {
   const size_t kBytes = 20 * HZ3_MIB;
   char *block = static_cast<char *>(hz3_large_alloc(kBytes, 1, false));
   memset(block, 5, kBytes);
-  int listener = hz3_test::ListenToCall(SYS_mremap);
-  int others_entry = 0;
-  char *taken = nullptr;
-  std::thread other([&] {
-    while (taken == nullptr) {
-      hz3_test::HeardCall call(listener);
-      if (call.Argument(3) == 0) continue;  // grows in place, to see where a mapping ends
-      void *target = reinterpret_cast<void *>(call.Argument(4));
-      HZ3_REQUIRE(mmap(target, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == target);
-      memset(target, 9, kBytes);
-      hz3_page_map_set_large(target, &others_entry);
-      taken = static_cast<char *>(target);
-    }
-  });
+  TargetTaker taker(kBytes);
   HZ3_REQUIRE(hz3_large_grow(block, 36 * HZ3_MIB) == nullptr);
-  other.join();
-  close(listener);
+  HZ3_REQUIRE(taker.Taken() != block && taker.IsKept());
   HZ3_REQUIRE(IsFilled(block, kBytes, 5) && hz3_large_usable_bytes(block) == kBytes);
-  HZ3_REQUIRE(IsFilled(taken, kBytes, 9) && hz3_page_map_large_of(taken) == &others_entry);
   HZ3_REQUIRE(Stats().live_blocks == 1);
   ExpectRangesAreSound();
   HZ3_REQUIRE(!testing::Test::HasFailure());
   char *grown = static_cast<char *>(hz3_large_grow(block, 36 * HZ3_MIB));  // by copying
   HZ3_REQUIRE(grown != nullptr && IsFilled(grown, kBytes, 5) && hz3_large_free(grown));
-  HZ3_REQUIRE(IsFilled(taken, kBytes, 9));
+  HZ3_REQUIRE(taker.IsKept());
   _exit(0);
 }
 
@@ -1536,27 +1550,13 @@ TEST(LargeDeathTest, ABlockNeedsNoPagesOfOthers) {
   EXPECT_EXIT(FillWithMovesRefused(ENOMEM), testing::ExitedWithCode(0), "") << "the target may be gone";
 }
 
-// As above: the first huge page of a new block comes to be somebody else's.
 [[noreturn]] void FillWhileTheTargetIsTaken() {
   MakeHoles();
-  int listener = hz3_test::ListenToCall(SYS_mremap);
-  int others_entry = 0;
-  char *taken = nullptr;
-  std::thread other([&] {
-    while (taken == nullptr) {
-      hz3_test::HeardCall call(listener);
-      if (call.Argument(3) == 0) continue;
-      taken = reinterpret_cast<char *>(call.Argument(4));
-      HZ3_REQUIRE(mmap(taken, 2 * HZ3_MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == taken);
-      memset(taken, 9, 2 * HZ3_MIB);
-      hz3_page_map_set_large(taken, &others_entry);
-    }
-  });
+  TargetTaker taker(2 * HZ3_MIB);
   AllocAndCheck(20 * HZ3_MIB);
-  other.join();
-  close(listener);
-  HZ3_REQUIRE(IsFilled(taken, 2 * HZ3_MIB, 9) && hz3_page_map_large_of(taken) == &others_entry);
-  HZ3_REQUIRE(!IsMapped(taken + 2 * HZ3_MIB));  // what was left of that block
+  char *first_page = taker.Taken();
+  HZ3_REQUIRE(taker.IsKept());
+  HZ3_REQUIRE(!IsMapped(first_page + 2 * HZ3_MIB));  // what was left of that block
   _exit(0);
 }
 
