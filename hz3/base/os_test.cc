@@ -276,7 +276,7 @@ TEST_F(Os, PagesOfSeveralMappingsMove) {
   hz3_os_unmap(to, 8 * kPage);
 }
 
-TEST_F(Os, WhatPagesMovedAwayFromIsFoundOutAboutOnce) {
+TEST_F(Os, MemoryThatPagesMovedAwayFromIsOfUse) {
   char *pages = static_cast<char *>(hz3_os_map(nullptr, 2 * hz3_os_page_bytes()));
   pages[0] = 1;
   bool can_move = hz3_os_move_pages(pages, pages + hz3_os_page_bytes(), hz3_os_page_bytes()) == HZ3_OS_MOVED;

@@ -7,13 +7,11 @@
 #include "hz3/config.h"
 #include "hz3/large/range.h"
 
-// Each huge page that has moved may be a mapping of the kernel's, of which a process has 65,530 by default: not where more is mapped.
-#define FILL_MAPPED_MAX_BYTES ((size_t)16 * 1024 * 1024 * 1024)
 // So many of the ranges that have been dirty longest are looked at; one block in so many has a witness; and after so many blocks that
 // got nothing since a witness had nothing, another one is asked.
 enum { SOURCE_TRIES = 16, FILLS_PER_WITNESS = 16, REFUSALS_PER_WITNESS = 64 };
 
-// Huge pages move as a whole, which costs the kernel as little as a small one, and leaves them huge.
+// Huge pages move as a whole, which costs the kernel as little as a small one, and leaves them huge. Each may be a mapping of its own then.
 enum { UNIT = HZ3_HUGE_PAGE_BYTES };
 
 static bool witness_says_yes(void) {
@@ -29,20 +27,17 @@ static bool witness_says_yes(void) {
 }
 
 bool hz3_range_fill_pays(void) {
-  return hz3_read_figure(&hz3_ranges.mapped_bytes) <= FILL_MAPPED_MAX_BYTES && witness_says_yes() && hz3_os_can_reuse_what_moved();
+  return hz3_ranges_may_split_mappings() && witness_says_yes() && hz3_os_can_reuse_what_moved();
 }
 
-// The first whole unit in [at, end) that has dirty memory, or has none; `end` if there is no such.
+// The first whole unit in [at, end) that has dirty memory, or has none; NULL if there is no such.
 static char *next_unit(char *at, char *end, bool dirty) {
   at = (char *)hz3_round_up((uintptr_t)at, UNIT);
   while (at + UNIT <= end && (hz3_dirty_count_bytes(at, UNIT) != 0) != dirty) at += UNIT;
-  return at + UNIT <= end ? at : end;
+  return at + UNIT <= end ? at : NULL;
 }
 
-static char *next_dirty(const struct hz3_range *source, char *at) {
-  char *end = source->start + source->bytes, *unit = next_unit(at, end, true);
-  return unit == end ? NULL : unit;
-}
+static char *next_dirty(const struct hz3_range *source, char *at) { return next_unit(at, source->start + source->bytes, true); }
 
 static struct hz3_range *take_source(void) {
   hz3_lock_acquire(&hz3_ranges.lock);
@@ -62,7 +57,7 @@ static void put_back(struct hz3_range *source) {
 }
 
 struct filling {
-  char *to, *end;  // the next unit without dirty memory, `end` if there is none
+  char *to, *end;  // the next unit without dirty memory, NULL if there is none; of the block
   char *witness;   // the unit that is to be left without
   enum hz3_os_moved moved;
 };
@@ -71,7 +66,7 @@ static void choose_witness(struct filling *filling) {
   filling->witness = NULL;
   if (__atomic_fetch_add(&hz3_ranges.witness.fills, 1, __ATOMIC_RELAXED) % FILLS_PER_WITNESS != 0) return;
   char *middle = filling->to + (filling->end - filling->to) / 2, *chosen = next_unit(middle, filling->end, false);
-  filling->witness = chosen == filling->end ? filling->to : chosen;
+  filling->witness = chosen == NULL ? filling->to : chosen;
   __atomic_store_n(&hz3_ranges.witness.page, filling->witness, __ATOMIC_RELAXED);
 }
 
@@ -84,7 +79,7 @@ static void move_unit(struct filling *filling, char *from) {
   hz3_dirty_clear(from, UNIT);
 }
 
-static bool is_done(const struct filling *filling) { return filling->to == filling->end || filling->moved != HZ3_OS_MOVED; }
+static bool is_done(const struct filling *filling) { return filling->to == NULL || filling->moved != HZ3_OS_MOVED; }
 
 static void fill_from(struct filling *filling, struct hz3_range *source) {
   for (char *from = source->start; !is_done(filling) && (from = next_dirty(source, from)) != NULL;) {

@@ -26,9 +26,6 @@ enum { DESCRIPTORS_PER_ALLOC = 2 };
 // For a block below HZ3_LARGE_WHOLE_MIN_BYTES as much is mapped at once as a quarter of what is there, so that such blocks lie side by side
 // and share the huge pages at their ends. Not if they are to lie far apart.
 #define MAP_AHEAD_MAX_BYTES ((size_t)64 * 1024 * 1024)
-// Any other block has its last huge page only if it fills a quarter of it: of what is left over nobody may ever use anything. That
-// makes up to two of the process's mappings (65,530 by default) for each block, so not any more when so much is mapped.
-#define SMALL_ENDS_MAX_BYTES ((size_t)16 * 1024 * 1024 * 1024)
 
 static struct hz3_growth growth = HZ3_GROWTH_INIT(HZ3_RANK_LARGE_GROWTH);
 
@@ -201,9 +198,10 @@ static size_t mapping_bytes(size_t bytes, size_t align) {
   return bytes < PTRDIFF_MAX / 2 ? hz3_round_up(bytes, HZ3_HUGE_PAGE_BYTES) : bytes;
 }
 
-// How much of a mapping is to ask for huge pages, if it is for a block of so many bytes.
+// How much of a mapping is to ask for huge pages, if it is for a block of so many bytes. Of a big one the last huge page only if it fills a
+// quarter of it: of what is left over nobody may ever use anything. That makes up to two mappings of the kernel's for each block.
 static size_t huge_bytes(size_t bytes, size_t mapped_bytes) {
-  if (bytes < HZ3_LARGE_WHOLE_MIN_BYTES || hz3_read_figure(&hz3_ranges.mapped_bytes) > SMALL_ENDS_MAX_BYTES) return mapped_bytes;
+  if (bytes < HZ3_LARGE_WHOLE_MIN_BYTES || !hz3_ranges_may_split_mappings()) return mapped_bytes;
   return hz3_min(hz3_round_down(bytes + HZ3_HUGE_PAGE_BYTES / 4 * 3, HZ3_HUGE_PAGE_BYTES), mapped_bytes);
 }
 
@@ -291,14 +289,17 @@ static void give_up(struct hz3_range *range, char *gone, size_t gone_bytes) {
   hz3_lock_release(&hz3_ranges.lock);
 }
 
-// False if the block was lost on the way, and is given up.
-static bool fill(struct hz3_range *range) {
-  // Another thread may come to own the addresses while the kernel is at it, and then enters its own.
-  hz3_page_map_set_large(range->start, NULL);
-  char *lost = hz3_range_fill(range);
-  if (lost != NULL) give_up(range, lost, HZ3_HUGE_PAGE_BYTES);
-  else hz3_page_map_set_large(range->start, range);
+// Of a block to which pages were to move: it is back in the page map, or given up if the kernel lost a part of it. Before, it has to leave
+// that: another thread may come to own its addresses while the kernel is at it, and then enters its own.
+static bool keep_unless_lost(struct hz3_range *range, char *lost, size_t lost_bytes) {
+  if (lost == NULL) hz3_page_map_set_large(range->start, range);
+  else give_up(range, lost, lost_bytes);
   return lost == NULL;
+}
+
+static bool fill(struct hz3_range *range) {
+  hz3_page_map_set_large(range->start, NULL);
+  return keep_unless_lost(range, hz3_range_fill(range), HZ3_HUGE_PAGE_BYTES);
 }
 
 void *hz3_large_alloc(size_t bytes, size_t align, bool zero) {
@@ -417,13 +418,11 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   return fits;
 }
 
-// Moves the pages of a block to a fresh one, which is given up if the kernel loses it.
+// Moves the pages of a block to a fresh one.
 static enum hz3_os_moved move_pages(struct hz3_range *from, struct hz3_range *to, size_t bytes) {
-  // Another thread may come to own the addresses while the kernel is at it, and then enters its own.
   hz3_page_map_set_large(to->start, NULL);
   enum hz3_os_moved moved = hz3_os_move_pages(from->start, to->start, bytes);
-  if (moved == HZ3_OS_TARGET_LOST) give_up(to, to->start, bytes);
-  else hz3_page_map_set_large(to->start, to);
+  keep_unless_lost(to, moved == HZ3_OS_TARGET_LOST ? to->start : NULL, bytes);
   return moved;
 }
 

@@ -710,8 +710,7 @@ TEST_F(Large, AMovedBlockTakesItsOldPlaceOutOfTheAddressSpace) {
 // To where there is memory already a block is copied, and leaves its own for the next: moved pages would replace that memory.
 TEST_F(Large, ABlockIsCopiedToWhereItsPagesAre) {
   if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
-  hz3_ranges.retention.limit_bytes = 512 * HZ3_MIB;  // as if learned
-  hz3_ranges.retention.known_low_bytes = 0;
+  LearnedLimit(512 * HZ3_MIB);
   char *block = Alloc(32 * HZ3_MIB), *place = Alloc(96 * HZ3_MIB);
   memset(block, 1, 32 * HZ3_MIB);
   memset(place, 2, 96 * HZ3_MIB);
@@ -1125,8 +1124,7 @@ TEST_F(Large, BigPurgedRangesLeaveTheAddressSpace) {
 // Whoever found no memory tries again only if something was given back.
 TEST_F(Large, ATrimThatUnmapsAllAtOnceSaysSo) {
   if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
-  hz3_ranges.retention.limit_bytes = 512 * HZ3_MIB;  // as if learned
-  hz3_ranges.retention.known_low_bytes = 0;
+  LearnedLimit(512 * HZ3_MIB);
   Free(Alloc(128 * HZ3_MIB));
   EXPECT_EQ(Stats().dirty_free_bytes, 128 * HZ3_MIB);
   size_t purges = Stats().purges;

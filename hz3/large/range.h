@@ -68,6 +68,10 @@ struct hz3_ranges {
 };
 extern struct hz3_ranges hz3_ranges;
 
+// Whether blocks may make mappings of the kernel's of their own, of which a process has 65,530 by default: not any more when so much is
+// mapped. Racy.
+HZ3_INLINE bool hz3_ranges_may_split_mappings(void) { return hz3_read_figure(&hz3_ranges.mapped_bytes) <= (size_t)16 * 1024 * 1024 * 1024; }
+
 // Takes the lock, with `count` spare descriptors, so that as many splits under it cannot fail. False, without the lock, when out
 // of memory.
 bool hz3_ranges_lock_with_descriptors(unsigned count);
