@@ -321,9 +321,10 @@ static void share(struct hz3_heap *heap, unsigned c, struct hz3_magazine *magazi
   bool alone = hz3_heap_count() == 1, is_small = c <= HZ3_SMALL_CLASS_LAST;
   bool own = !alone && is_small && is_own(heap, magazine), has_common_spans = !alone && !is_small;
   bool only_frees = !hz3_has_class(heap->refilled_bits, c);
-  size_t always_below_bytes = only_frees && !own ? COOLING_BYTES : 0;
+  size_t always_below_bytes = only_frees ? COOLING_BYTES : 0;
   if (has_common_spans && swings(c)) always_below_bytes = hz3_min(hz3_heap_count() * GROWN_HEAP_BYTES, GROWN_PROCESS_BYTES);
-  if (hz3_depot_push(c, magazine, depot_limit(heap, c, magazine->count, own), always_below_bytes)) return;
+  size_t limit = depot_limit(heap, c, magazine->count, own);
+  if (own ? hz3_depot_push_own(c, magazine, limit) : hz3_depot_push(c, magazine, limit, always_below_bytes)) return;
   if (has_common_spans) set_to_now(&class_times[c].limited_ms);
   struct hz3_magazine *older = hz3_depot_take_own(c);
   release_magazine(heap, c, magazine);

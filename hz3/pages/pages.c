@@ -116,12 +116,12 @@ bool hz3_pages_is_giving_back(void) { return __atomic_load_n(&hz3_pages.is_givin
 
 // A span of the class, tagged; its list fields are for the caller. If possible of memory that costs no page fault, nor a
 // transfer from another CPU.
-static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, bool only_there) {
+static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, enum wanted last) {
   unsigned count = hz3_size_classes[size_class].slices, align = hz3_size_classes[size_class].align_slices;
   int first = -1;
   struct hz3_chunk *chunk = NULL;
-  int wanted = hz3_pages.dirty_slices < count ? ANY : DIRTY_AT_HOME, last = only_there ? DIRTY_AT_HOME : ANY;
-  for (; wanted >= last && chunk == NULL; wanted--) chunk = find_chunk_locked(count, align, (enum wanted)wanted, home, &first);
+  int wanted = hz3_pages.dirty_slices < count ? ANY : DIRTY_AT_HOME;
+  for (; wanted >= (int)last && chunk == NULL; wanted--) chunk = find_chunk_locked(count, align, (enum wanted)wanted, home, &first);
   if (chunk == NULL) return NULL;
   uint64_t mask = hz3_slice_mask((unsigned)first, count);
   uint64_t dirty = chunk->dirty & mask;
@@ -164,11 +164,19 @@ static void put_span_back_locked(struct hz3_span *span) {
   hz3_chunk_relist_locked(chunk);
 }
 
-static struct hz3_span *take_span(unsigned size_class, unsigned home, bool only_there) {
+static struct hz3_span *take_span(unsigned size_class, unsigned home, enum wanted last) {
   hz3_lock_acquire(&hz3_pages.lock);
-  struct hz3_span *span = take_span_locked(size_class, home, only_there);
+  struct hz3_span *span = take_span_locked(size_class, home, last);
   hz3_lock_release(&hz3_pages.lock);
   return span;
+}
+
+// What classes keep for themselves comes before memory that is not resident.
+static struct hz3_span *find_span(unsigned size_class, unsigned home, bool only_there) {
+  struct hz3_span *span = take_span(size_class, home, only_there ? DIRTY_AT_HOME : DIRTY);
+  if (span != NULL || only_there) return span;
+  hz3_span_stores_give_up_kept(true);
+  return take_span(size_class, home, ANY);
 }
 
 // False if the kernel refuses; the span is free again then.
@@ -294,7 +302,7 @@ static struct hz3_span *alloc_span(unsigned size_class, unsigned home, bool only
   size_t growths;
   do {
     growths = hz3_growth_count(&growth);
-    span = take_span(size_class, home, only_there);
+    span = find_span(size_class, home, only_there);
   } while (span == NULL && !only_there && grow(growths, !is_one_of_many(size_class, home)));
   if (span == NULL || (HZ3_CHECKED && span->is_closed && !open_span(span))) {
     if (HZ3_CHECKED) hz3_object_words_free(size_class, words);

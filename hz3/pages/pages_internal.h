@@ -119,6 +119,10 @@ bool hz3_first_chunk_offer_huge(void);
 // Whether the slices below those that are held back were filled, see HZ3_OFFERED_SLICES; false if none are held back.
 bool hz3_first_chunk_is_filled(void);
 
+// span_store.c
+// Frees the spans that stores keep: all of them, or, for a tick, those that were not wanted for a while.
+void hz3_span_stores_give_up_kept(bool all);
+
 // purge.c
 void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk);
 bool hz3_pages_purge_to(size_t keep_bytes);  // whether anything was purged

@@ -31,6 +31,7 @@
 #include "hz3/pages/tag_map.h"
 #include "hz3/pages/page_map.h"
 #include "hz3/pages/pages_internal.h"
+#include "hz3/pages/span_heap.h"
 
 namespace {
 
@@ -1059,6 +1060,26 @@ TEST_F(Pages, NoCallPurgesMuchAtOnce) {
     EXPECT_LE(before, Stats().dirty_bytes + kMost + HZ3_CHUNK_BYTES) << "a chunk is not divided further";
   }
   EXPECT_LE(Stats().dirty_bytes, size_t{HZ3_RETAIN_MIN_BYTES});
+}
+
+TEST(SpanHeap, TheLowestComesFirst) {
+  std::mt19937 random(1);
+  std::vector<hz3_span> spans(200);
+  for (size_t i = 0; i < spans.size(); i++) spans[i].base = reinterpret_cast<char *>(i * HZ3_SLICE_BYTES);
+  for (size_t most : {size_t{1}, size_t{2}, size_t{7}, spans.size()}) {
+    hz3_span *top = nullptr;
+    std::set<hz3_span *> in;  // in order of addresses, as their bases are
+    for (int i = 0; i < 5000; i++) {
+      hz3_span *span = &spans[random() % spans.size()];
+      if (in.size() < most && in.insert(span).second) {
+        hz3_span_heap_add(&top, span);
+      } else if (!in.empty()) {
+        ASSERT_EQ(hz3_span_heap_take(&top), *in.begin());
+        in.erase(in.begin());
+      }
+      ASSERT_EQ(top == nullptr, in.empty());
+    }
+  }
 }
 
 TEST(Retention, ATickTakesHalfOfWhatIsIdleButNotMuch) {

@@ -199,6 +199,7 @@ bool hz3_pages_purge_to(size_t keep_bytes) {
 }
 
 void hz3_pages_purge_idle(void) {
+  hz3_span_stores_give_up_kept(false);
   hz3_lock_acquire(&hz3_pages.lock);
   size_t keep_bytes = hz3_idle_keep(hz3_pages.dirty_slices * HZ3_SLICE_BYTES, hz3_pages.dirty_low_water * HZ3_SLICE_BYTES);
   size_t keep = hz3_round_up(keep_bytes, HZ3_SLICE_BYTES) / HZ3_SLICE_BYTES;
@@ -260,6 +261,7 @@ static void forget_refusals(void) {
 }
 
 bool hz3_pages_trim(bool unmap) {
+  hz3_span_stores_give_up_kept(true);
   forget_refusals();
   hz3_first_chunk_offer(HZ3_CHUNK_SLICES);  // or its chunk would not be free as a whole
   bool any = hz3_pages_purge_to(0);

@@ -2,11 +2,14 @@
 // What it is: the central store of a class, see span_store.h.
 #include "hz3/pages/span_store.h"
 
+#include <string.h>
+
 #include "hz3/base/fatal.h"
 #include "hz3/base/os.h"
 #include "hz3/config.h"
 #include "hz3/pages/page_map.h"
 #include "hz3/pages/pages_internal.h"
+#include "hz3/pages/span_heap.h"
 #include "hz3/pages/tag_map.h"
 
 enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that neighbours lie in different cache lines
@@ -27,9 +30,15 @@ enum { HELD_UP_MS = 60 * 1000 };  // a tick that has read the clock may take so 
 // leave and come by turns: it swings. Not for objects of which two do not fit a slice: the bins of these grow by what they spare, and
 // may hold none.
 enum { DRAIN_SHARE = 8, DRAIN_FEW_SPANS = 4, DRAIN_EXCHANGE = 512, DRAIN_MOST_BYTES = HZ3_SLICE_BYTES / 2 };
+// A store keeps as many free spans as were wanted again within HZ3_SOON_MS of leaving it; all stores together so much, and who finds no
+// other memory that is resident gets what they keep (docs/decisions/0038).
+enum { KEPT_MOST_SLICES = 4 * HZ3_RETAIN_MIN_BYTES / HZ3_SLICE_BYTES };
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
 #define FITS_WORDS(class, below, bytes, slices, objects) _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits");
 HZ3_SIZE_CLASSES(FITS_WORDS)
+
+static struct hz3_span_store *keeping;  // linked by next_keeping; pushed by compare-and-swap, never taken off
+static uint32_t kept_most_slices;       // that all stores together may keep; relaxed, written when what they have learned changes
 
 static size_t room_of(const struct hz3_span *span) { return hz3_size_classes[span->size_class].objects - hz3_span_objects_out(span); }
 
@@ -134,14 +143,16 @@ struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned
   return span;
 }
 
-// Takes up to `count` returned objects: the lowest ones whose bits are not set, for what is not carved lies above.
-static size_t take_returned(struct hz3_span *span, void **out, size_t count) {
+// Takes up to `count` returned objects: the lowest ones whose bits are not set, for what is not carved lies above. Magazines are popped
+// from the end, so this and all else that fetches writes downwards from there: a program then touches its memory in order of addresses,
+// which the processor foresees.
+static size_t take_returned(struct hz3_span *span, void **end, size_t count) {
   char *base = span->base;
   size_t bytes = hz3_size_classes[span->size_class].bytes;
   size_t taken = hz3_min(count, span->carved - hz3_span_objects_out(span)), left = taken;
   for (size_t w = 0; left > 0; w++) {
     uint64_t word = ~span->out_words[w];
-    for (; word != 0 && left > 0; word &= word - 1) out[--left] = base + (w * 64 + (size_t)__builtin_ctzll(word)) * bytes;
+    for (; word != 0 && left > 0; word &= word - 1, left--) *--end = base + (w * 64 + (size_t)__builtin_ctzll(word)) * bytes;
     span->out_words[w] = ~word;
   }
   return taken;
@@ -157,18 +168,15 @@ static void mark_as_out(struct hz3_span *span, size_t first, size_t count) {
   }
 }
 
-// Writes the addresses of `count` fresh objects so that the lowest is popped first (magazines are popped from the end): a
-// program then touches its memory in order, which the processor foresees. The few objects of a first refill, if smaller than a
-// cache line, are taken from every line in turn, so that two that were asked for one after the other, and given to two
-// threads, do not share one (docs/decisions/0012).
-static void carve(struct hz3_span *span, void **out, size_t count) {
+// Writes the addresses of `count` fresh objects. The few of a first refill, if smaller than a cache line, are taken from every line in
+// turn, so that two that were asked for one after the other, and given to two threads, do not share one (docs/decisions/0012).
+static void carve(struct hz3_span *span, void **end, size_t count) {
   size_t bytes = hz3_size_classes[span->size_class].bytes, per_line = count > SPREAD_MOST ? 1 : (HZ3_CACHE_LINE + bytes - 1) / bytes;
   char *at = span->base + span->carved * bytes;
   mark_as_out(span, span->carved, count);
   span->carved += (uint32_t)count;
-  size_t left = count;
   for (size_t first = 0; first < per_line; first++) {
-    for (size_t i = first; i < count; i += per_line) out[--left] = at + i * bytes;
+    for (size_t i = first; i < count; i += per_line) *--end = at + i * bytes;
   }
 }
 
@@ -178,10 +186,12 @@ static void set_draining_locked(struct hz3_span *span, bool value) {
   hz3_tag_map_set(span->base, span->slices, span->size_class * HZ3_TAG_STEP + (value ? HZ3_TAG_DRAIN : 0));
 }
 
+static bool swings(const struct hz3_span_store *store, uint32_t now_ms) { return now_ms - store->swung_ms < HZ3_SWING_MS; }
+
 static bool is_draining(const struct hz3_span_store *store, const struct hz3_size_class *class) {
   if (HZ3_CHECKED || class->bytes > DRAIN_MOST_BYTES || store->drains_in_vain || store->spans <= DRAIN_FEW_SPANS) return false;
   if (store->live_objects * DRAIN_SHARE > store->spans * class->objects * (DRAIN_SHARE - 1)) return false;
-  return (uint32_t)hz3_os_now_ms() - store->swung_ms >= HZ3_SWING_MS;
+  return !swings(store, (uint32_t)hz3_os_now_ms());
 }
 
 static void note_exchange_locked(struct hz3_span_store *store, const struct hz3_size_class *class) {
@@ -191,23 +201,61 @@ static void note_exchange_locked(struct hz3_span_store *store, const struct hz3_
   store->spans_then = store->spans;
 }
 
-static size_t take_from_locked(struct hz3_span_store *store, struct hz3_span *span, void **out, size_t count, bool *is_clean) {
+static size_t take_from_locked(struct hz3_span_store *store, struct hz3_span *span, void **end, size_t count, bool *is_clean) {
   if (span->is_draining && !is_draining(store, &hz3_size_classes[span->size_class])) set_draining_locked(span, false);
   if (HZ3_UNLIKELY(span->was_purged)) hz3_pages_note_hollow_use(span->marked_ms);
   span->was_purged = false;
   span->marked_ms = 0;
-  size_t taken = take_returned(span, out, count);
+  size_t taken = take_returned(span, end, count);
   size_t fresh = hz3_min(count - taken, hz3_size_classes[span->size_class].objects - span->carved);
-  carve(span, out + taken, fresh);
+  carve(span, end - taken, fresh);
   span->until_settle += (int32_t)(taken + fresh);
   if (taken > 0 || !span->is_clean) *is_clean = false;
   return taken + fresh;
 }
 
-static size_t fetch_locked(struct hz3_span_store *store, void **out, size_t count, bool *is_clean) {
+// A span of the class is wanted, and none that is in use has room.
+static void note_wanted_locked(struct hz3_span_store *store) {
+  uint32_t now_ms = (uint32_t)hz3_os_now_ms();
+  if (now_ms - store->left_ms < HZ3_SOON_MS) store->swung_ms = now_ms;
+  else store->left = 0;
+}
+
+// One more free span may be kept, if that would have spared the pages the one that is wanted now.
+static void learn_to_keep_locked(struct hz3_span_store *store, uint32_t slices) {
+  if (HZ3_CHECKED || store->left == 0 || __atomic_load_n(&kept_most_slices, __ATOMIC_RELAXED) + slices > KEPT_MOST_SLICES) return;
+  __atomic_fetch_add(&kept_most_slices, slices, __ATOMIC_RELAXED);
+  store->left--;
+  store->kept_most++;
+  store->span_slices = slices;
+}
+
+// So many less may be kept.
+static void unlearn_locked(struct hz3_span_store *store, uint32_t spans) {
+  if (spans == 0) return;
+  __atomic_fetch_sub(&kept_most_slices, spans * store->span_slices, __ATOMIC_RELAXED);
+  store->kept_most -= spans;
+}
+
+static struct hz3_span *take_kept_locked(struct hz3_span_store *store) {
+  hz3_take_from_figure(&store->kept_count, 1);
+  store->kept_low = hz3_min(store->kept_low, (uint32_t)store->kept_count);
+  return hz3_span_heap_take(&store->kept);
+}
+
+// The fullest span with room, or one that was kept; NULL if there is neither.
+static struct hz3_span *next_locked(struct hz3_span_store *store) {
+  struct hz3_span *span = fullest_locked(store);
+  if (span != NULL || store->kept == NULL) return span;
+  note_wanted_locked(store);
+  hz3_add_to_figure(&store->spans, 1);
+  return take_kept_locked(store);
+}
+
+static size_t fetch_locked(struct hz3_span_store *store, void **end, size_t count, bool *is_clean) {
   size_t got = 0;
-  for (struct hz3_span *span = fullest_locked(store); got < count && span != NULL; span = fullest_locked(store)) {
-    got += take_from_locked(store, span, out + got, count - got, is_clean);
+  for (struct hz3_span *span; got < count && (span = next_locked(store)) != NULL;) {
+    got += take_from_locked(store, span, end - got, count - got, is_clean);
     relist_locked(store, span);
   }
   hz3_add_to_figure(&store->live_objects, got);
@@ -215,26 +263,32 @@ static size_t fetch_locked(struct hz3_span_store *store, void **out, size_t coun
   return got;
 }
 
+// What lies at the end of `out`, if that was not filled, moves to its start.
+static size_t moved_to_start(void **out, size_t count, size_t got) {
+  if (got < count) memmove(out, out + count - got, got * sizeof *out);
+  return got;
+}
+
 size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t count, bool *is_clean) {
   hz3_lock_acquire(&store->lock);
-  size_t got = fetch_locked(store, out, count, is_clean);
+  size_t got = fetch_locked(store, out + count, count, is_clean);
   hz3_lock_release(&store->lock);
-  return got;
+  return moved_to_start(out, count, got);
 }
 
 size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *span, size_t live, void **out, size_t count, bool *is_clean) {
   hz3_lock_acquire(&store->lock);
-  uint32_t now_ms = (uint32_t)hz3_os_now_ms();
-  if (now_ms - store->left_ms < HZ3_SOON_MS) store->swung_ms = now_ms;
+  note_wanted_locked(store);
+  learn_to_keep_locked(store, span->slices);
   hz3_add_to_figure(&store->spans, 1);
   // From this one first, even if others have got room meanwhile: a span of which nothing is out would never come back as a whole.
   span->list = HZ3_SPAN_NO_LIST;
-  size_t got = take_from_locked(store, span, out, count, is_clean);
+  size_t got = take_from_locked(store, span, out + count, count, is_clean);
   relist_locked(store, span);
   hz3_add_to_figure(&store->live_objects, live + got);
-  got += fetch_locked(store, out + got, count - got, is_clean);
+  got += fetch_locked(store, out + count - got, count - got, is_clean);
   hz3_lock_release(&store->lock);
-  return got;
+  return moved_to_start(out, count, got);
 }
 
 // The page map's entry for what should be an object of the class. Whether it lies in the carved part is for the caller to see.
@@ -257,13 +311,26 @@ struct off_list {
   struct hz3_span *retired;  // free, and out of the store
   struct hz3_span *hollow;   // to be purged: nobody fetches from them, objects still come back
   size_t hollow_count;
+  void (*free_span)(struct hz3_span *span);
 };
+
+// A span of which nothing is out waits for the class to want it again. It keeps its tag, its bitmap, and its place in the page map.
+static void keep_locked(struct hz3_span_store *store, struct hz3_span *span, void (*free_span)(struct hz3_span *span)) {
+  settle_at(span, 0);
+  hz3_span_heap_add(&store->kept, span);
+  hz3_add_to_figure(&store->kept_count, 1);
+  if (store->free_span != NULL) return;
+  store->free_span = free_span;
+  store->next_keeping = __atomic_load_n(&keeping, __ATOMIC_RELAXED);
+  // Release: pairs with the acquire in hz3_span_stores_give_up_kept.
+  while (!__atomic_compare_exchange_n(&keeping, &store->next_keeping, store, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) continue;
+}
 
 static bool is_half_empty(const struct hz3_span_store *store, size_t objects) {
   return store->live_objects * 2 <= store->spans * objects;
 }
 
-// Puts a span where its objects say after some came back: an entirely free one leaves the store.
+// Puts a span where its objects say after some came back: an entirely free one is kept, or leaves the store.
 static void place_locked(struct hz3_span_store *store, struct hz3_span *span, struct off_list *off) {
   if (span->list == HZ3_SPAN_OFF_LISTS) return;
   if (hz3_span_objects_out(span) > 0) {
@@ -274,6 +341,12 @@ static void place_locked(struct hz3_span_store *store, struct hz3_span *span, st
   unlink_locked(store, span);
   hz3_take_from_figure(&store->spans, 1);
   store->left_ms = (uint32_t)hz3_os_now_ms();
+  if (!swings(store, store->left_ms)) unlearn_locked(store, store->kept_most);
+  if (store->kept_count < store->kept_most) {
+    keep_locked(store, span, off->free_span);
+    return;
+  }
+  store->left++;
   span->next = off->retired;
   off->retired = span;
 }
@@ -387,8 +460,32 @@ static void free_all(struct hz3_span *span, void (*free_span)(struct hz3_span *s
   }
 }
 
+// All that the store keeps, or, while it swings, what it has not needed since the last tick. It has to learn to keep so much again.
+static void give_up_kept(struct hz3_span_store *store, bool all) {
+  struct hz3_span *gone = NULL;
+  hz3_lock_acquire(&store->lock);
+  bool is_over = all || !swings(store, (uint32_t)hz3_os_now_ms());
+  unlearn_locked(store, is_over ? store->kept_most : hz3_min(store->kept_low, store->kept_most));
+  for (size_t count = is_over ? store->kept_count : store->kept_low; count > 0; count--) {
+    struct hz3_span *span = take_kept_locked(store);
+    span->next = gone;
+    gone = span;
+  }
+  store->kept_low = (uint32_t)store->kept_count;
+  hz3_lock_release(&store->lock);
+  free_all(gone, store->free_span);
+}
+
+void hz3_span_stores_give_up_kept(bool all) {
+  // Acquire: pairs with the release in keep_locked.
+  struct hz3_span_store *store = __atomic_load_n(&keeping, __ATOMIC_ACQUIRE);
+  for (; store != NULL; store = store->next_keeping) {
+    if (!all || hz3_read_figure(&store->kept_count) != 0) give_up_kept(store, all);
+  }
+}
+
 bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct hz3_span *span)) {
-  struct off_list off = {NULL, NULL, 0};
+  struct off_list off = {NULL, NULL, 0, free_span};
   bool any = false;
   if (HZ3_CHECKED) return false;
   for (int list = 0; list < HZ3_SPAN_LISTS; list++) {
@@ -397,7 +494,7 @@ bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct
       if (due != NULL) any |= purge_inside(store, due, &off);
     }
   }
-  free_all(off.retired, free_span);
+  free_all(off.retired, off.free_span);
   return any;
 }
 
@@ -422,11 +519,11 @@ static struct hz3_span *take_sparse(struct hz3_span_store *store, uint32_t now_m
 }
 
 size_t hz3_span_store_purge_sparse(struct hz3_span_store *store, uint32_t now_ms, size_t most, void (*free_span)(struct hz3_span *span)) {
-  struct off_list off = {NULL, NULL, 0};
+  struct off_list off = {NULL, NULL, 0, free_span};
   size_t count = 0, looks = most * LOOKS_PER_PURGE;
   if (HZ3_CHECKED) return 0;
   for (struct hz3_span *span; count < most && (span = take_sparse(store, now_ms, &looks)) != NULL; count++) purge_inside(store, span, &off);
-  free_all(off.retired, free_span);
+  free_all(off.retired, off.free_span);
   return count;
 }
 
@@ -567,7 +664,7 @@ static release_function *release_for(void **objects, size_t count, size_t bytes)
 
 void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count,
                             void (*free_span)(struct hz3_span *span)) {
-  struct off_list off = {NULL, NULL, 0};
+  struct off_list off = {NULL, NULL, 0, free_span};
   release_function *release_locked = release_for(objects, count, hz3_size_classes[size_class].bytes);
   while (count > 0) {
     unsigned home = hz3_page_map_home(owner_of(size_class, objects[0]));
@@ -582,5 +679,5 @@ void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, 
     count -= released;
   }
   purge_hollow(stores, &off);
-  free_all(off.retired, free_span);
+  free_all(off.retired, off.free_span);
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the central store of one class for one home: its spans with room, fullest first so that emptier ones can drain,
 //   and the bitmaps of what came back. Each span has a home; callers with different homes do not share spans while there is
-//   room in their own, so that their objects do not share cache lines (docs/decisions/0029).
+//   room in their own, so that their objects do not share cache lines (docs/decisions/0029). Free spans that the class is likely
+//   to want again at once stay with it, so that threads do not meet at the lock of the pages (docs/decisions/0038).
 // Called by: small, medium.
 // Locks: one per store, rank CLASS; taken here, never two at once, nor while a span comes from or goes back to its chunk.
 // Invariant: a span is on the list of its fullness in the store of its home while 0 < room, except while it is off the lists: it
-//   is purged, or moves to another home. room = objects - out; out = bits set, none at or above carved. No object memory is read or
+//   is purged, or moves to another home. Kept spans count as none of it: they are in no list, nor in `spans`. room = objects - out; out = bits set, none at or above carved. No object memory is read or
 //   written.
 #ifndef HZ3_PAGES_SPAN_STORE_H_
 #define HZ3_PAGES_SPAN_STORE_H_
@@ -25,7 +26,14 @@ struct hz3_span_store {
   size_t live_objects;                     // handed out and not come back
   size_t spans;
   size_t exchanged, spans_then;            // objects fetched and come back since a moment, and the spans then
-  uint32_t left_ms, swung_ms;              // when a span last left, and when one came soon after that
+  uint32_t left_ms, swung_ms;              // when a span last became free, and when one was wanted soon after that
+  struct hz3_span *kept;                   // free spans that wait here until the class wants them again, see span_heap.h
+  size_t kept_count;
+  uint32_t kept_low;                       // fewest since the last tick
+  uint32_t kept_most, span_slices;         // how many may be kept: so many were wanted again soon after they had left; of so many slices
+  uint32_t left;                           // spans that left and were not wanted again yet
+  void (*free_span)(struct hz3_span *span);  // of a store that ever kept any, as is the next of those:
+  struct hz3_span_store *next_keeping;
   bool drains_in_vain;                     // threads are to keep what they free even where spans are empty enough to drain
 } __attribute__((aligned(HZ3_CACHE_LINE)));
 #define HZ3_SPAN_STORE_INIT {.lock = HZ3_LOCK_INIT(HZ3_RANK_CLASS)}
@@ -37,7 +45,8 @@ HZ3_INLINE struct hz3_class_use hz3_span_store_use(const struct hz3_span_store *
   return (struct hz3_class_use){hz3_read_figure(&store->spans), hz3_read_figure(&store->live_objects)};
 }
 
-// Takes up to `count` objects out of the spans with room; 0 if there is none. *is_clean is cleared if any of them may be
+// Takes up to `count` objects out of the spans with room, or a kept one; 0 if there is none. Those to be popped first, from the end, are
+// of the fullest span, and in each the lowest. *is_clean is cleared if any of them may be
 // non-zero, else left alone.
 size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t count, bool *is_clean);
 // Takes a span with room away, for another home, into whose store it has to go; NULL if there is none. `live`: how many of its
@@ -47,7 +56,8 @@ struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned
 size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *span, size_t live, void **out, size_t count, bool *is_clean);
 // Puts objects back into the stores of their spans' homes, of which the first is given; those in `objects` are in another order
 // then. Each lies in a chunk that there is or was, which whoever freed it found out. A block that is already free, or no block of the
-// class, ends the process. Spans that became free leave their store, and free_span gets each of them, under no lock.
+// class, ends the process. Spans that became free leave their store, unless it keeps them, and free_span gets each of them, under no lock, also of those that
+// were kept.
 void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count,
                             void (*free_span)(struct hz3_span *span));
 // Gives back to the kernel the pages of spans with room in which no byte is out; whether it took any. Not again for a span to which

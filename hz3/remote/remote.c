@@ -10,7 +10,8 @@
 
 enum { MAX_SLABS = 1 << 16 };  // 4 GiB of magazines, for 500 million objects
 HZ3_STATIC_ASSERT(HZ3_MAGAZINE_SLAB_UNITS * MAX_SLABS <= 1 << HZ3_STACK_INDEX_BITS, "every magazine has an index");
-enum { POOLS_ASKED = 8 };  // of other CPUs, before a magazine is made
+// A CPU makes so much of magazines for itself before it takes those of others, whose lines are in another cache; then it asks so many pools.
+enum { MADE_FIRST_BYTES = 128 * 1024, POOLS_ASKED = 8 };
 enum { ALWAYS_KEPT_MOST_BYTES = 256 };  // of bigger objects it would be too much after a burst (docs/decisions/0029)
 enum { MAX_CPUS = 512, MAX_SHARDS = (MAX_CPUS + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD };
 
@@ -24,6 +25,7 @@ static struct {
   struct hz3_stack warm[HZ3_CLASS_COUNT];
   struct hz3_stack pools[HZ3_MAGAZINE_LEVELS];
   size_t warm_bytes;  // of objects; modulo 2^64
+  size_t made_bytes;  // of magazines
   uint16_t pool_away;  // how far from this CPU is the one, 0 for the next, that is asked if its own pool has nothing
   uint16_t away[HZ3_CLASS_COUNT];  // how far from the CPU's own shard is the one, 0 for the next, that is asked if its own has nothing
 } __attribute__((aligned(HZ3_CACHE_LINE))) cpus[MAX_CPUS];
@@ -83,8 +85,10 @@ static struct hz3_magazine *alloc_away(unsigned cpu, unsigned level, uint32_t wa
 struct hz3_magazine *hz3_magazine_alloc(unsigned level, uint32_t wanted, uint32_t *count) {
   unsigned own = own_cpu();
   struct hz3_magazine *magazine = hz3_stack_pop(&cpus[own].pools[level], wanted, count);
-  if (magazine == NULL) magazine = alloc_away(own, level, wanted, count);
+  bool has_enough = __atomic_load_n(&cpus[own].made_bytes, __ATOMIC_RELAXED) >= MADE_FIRST_BYTES;
+  if (magazine == NULL && has_enough) magazine = alloc_away(own, level, wanted, count);
   if (magazine != NULL) return magazine;
+  __atomic_fetch_add(&cpus[own].made_bytes, (size_t)HZ3_MAGAZINE_UNIT_BYTES << level, __ATOMIC_RELAXED);
   hz3_lock_acquire(&carve_lock);
   magazine = carve_locked(level);
   hz3_lock_release(&carve_lock);
@@ -122,14 +126,24 @@ static bool is_full(unsigned size_class, unsigned cpu, size_t magazine_bytes, si
   return height * shard_count >= limit;
 }
 
-bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, size_t always_below_bytes) {
-  unsigned cpu = own_cpu();
+static bool push_warm(unsigned size_class, unsigned cpu, struct hz3_magazine *magazine) {
   size_t bytes = bytes_of(size_class, magazine);
-  if (is_full(size_class, cpu, bytes, limit) && warm_bytes(shard_of(cpu)) >= always_below_bytes) return false;
   add_warm(cpu, bytes);
   if (hz3_stack_push(&cpus[cpu].warm[size_class], magazine, magazine, 1, false)) return true;
   add_warm(cpu, 0 - bytes);
   return false;
+}
+
+bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, size_t always_below_bytes) {
+  unsigned cpu = own_cpu();
+  bool is_too_much = is_full(size_class, cpu, bytes_of(size_class, magazine), limit) && warm_bytes(shard_of(cpu)) >= always_below_bytes;
+  return !is_too_much && push_warm(size_class, cpu, magazine);
+}
+
+// No line of other CPUs is read: each changes with every exchange of theirs.
+bool hz3_depot_push_own(unsigned size_class, struct hz3_magazine *magazine, size_t limit) {
+  unsigned cpu = own_cpu();
+  return height_of(&cpus[cpu].warm[size_class]) < limit && push_warm(size_class, cpu, magazine);
 }
 
 static struct hz3_magazine *pop_warm(unsigned size_class, unsigned cpu) {

@@ -56,6 +56,9 @@ void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, ui
 // - fewer than `always_below_bytes` of all classes are warm in this shard: put down by its CPUs, and not cool yet, see below;
 // - the objects are of up to 256 bytes, and this CPU has less than HZ3_MAGAZINE_BYTES of the class.
 bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, size_t always_below_bytes);
+// The same for objects that the thread allocated itself, as far as that can be known: false unless this CPU has put down fewer than `limit`
+// magazines of the class that are still there.
+bool hz3_depot_push_own(unsigned size_class, struct hz3_magazine *magazine, size_t limit);
 // For a refill: the newest magazine that this CPU pushed, for its objects are in this CPU's cache. Otherwise the oldest of
 // another one, once HZ3_COOL_BYTES have been pushed after it: memory that another CPU has just used costs more than memory
 // that has left that CPU's cache (docs/decisions/0021). NULL if there is neither in this CPU's shard, nor in one other, which is

@@ -362,7 +362,7 @@ TEST_F(RemoteCpus, EmptyMagazinesComeBackToTheCpuThatHadThem) {
   FreeAll({own, other});
 }
 
-TEST_F(RemoteCpus, NoMagazineIsMadeWhileAnotherCpuHasAnEmptyOne) {
+TEST_F(RemoteCpus, InTheEndNoMagazineIsMadeWhileAnotherCpuHasAnEmptyOne) {
   Pinned pinned;
   hz3_magazine *others[HZ3_STACK_MAX / 8];
   for (hz3_magazine *&magazine : others) magazine = NewMagazine(2);
@@ -377,6 +377,22 @@ TEST_F(RemoteCpus, NoMagazineIsMadeWhileAnotherCpuHasAnEmptyOne) {
     known.erase(all.back());
   }
   EXPECT_TRUE(known.empty());
+  FreeAll(all);
+}
+
+// Of what other CPUs have put down, none counts.
+TEST_F(RemoteCpus, OwnMagazinesAreLimitedForEachCpu) {
+  Pinned pinned;
+  unsigned c = FreshClass();
+  std::vector<hz3_magazine *> all;
+  for (int i = 0; i < 5; i++) all.push_back(NewMagazine());
+  for (int i = 0; i < 2; i++) ASSERT_TRUE(PushFromElsewhere(c, all[static_cast<size_t>(i)]));
+  EXPECT_FALSE(hz3_depot_push_own(c, all[2], 0));
+  EXPECT_TRUE(hz3_depot_push_own(c, all[2], 2));
+  EXPECT_TRUE(hz3_depot_push_own(c, all[3], 2));
+  EXPECT_FALSE(hz3_depot_push_own(c, all[4], 2));
+  EXPECT_EQ(hz3_depot_pop(c), all[3]);
+  EXPECT_EQ(PopAll(c).size(), 3u);
   FreeAll(all);
 }
 
@@ -611,6 +627,27 @@ TEST_F(Remote, ForkLocksOutCarving) {
     }
   }));
   _exit(0);
+}
+
+// In a process in which no CPU has made any.
+void MakeOnesOwnFirst() {
+  hz3_remote_init(hz3_os_cpu_count());
+  Pinned pinned;
+  std::set<hz3_magazine *> others;
+  {
+    Pinned elsewhere(1);
+    while (others.size() < 8) others.insert(NewMagazine());
+    FreeAll({others.begin(), others.end()});
+  }
+  int made = 0;
+  while (others.count(NewMagazine()) == 0 && made < 10000) made++;
+  fprintf(stderr, "%d", made);
+  exit(made > 100 && made < 1000 ? 0 : 1);
+}
+TEST(RemoteDeathTest, ACpuMakesSomeMagazinesBeforeItTakesThoseOfOthers) {
+  if (Cpus().size() < 2) GTEST_SKIP() << "there is no other CPU";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(MakeOnesOwnFirst(), testing::ExitedWithCode(0), "");
 }
 
 TEST(RemoteDeathTest, ForkHoldsTheLock) { EXPECT_EXIT(AllocWhileAForkHoldsTheLock(), testing::ExitedWithCode(0), ""); }

@@ -21,8 +21,9 @@ const SpanBox kBox = {hz3_small_fetch, hz3_small_release,      hz3_small_purge, 
                       hz3_small_fork_prepare, hz3_small_fork_release, 1};
 
 INSTANTIATE_TEST_SUITE_P(Small, SpanBoxTest, testing::Range(1u, HZ3_SMALL_CLASS_LAST + 1u), ClassName);
-// Death is slow, and the code the same for all: the smallest, one with a tail, one off the powers of two, the biggest.
+// Death and waiting are slow, and the code the same for all: the smallest, one with a tail, one off the powers of two, the biggest.
 INSTANTIATE_TEST_SUITE_P(Small, SpanBoxDeathTest, testing::Values(1u, 3u, 33u, unsigned{HZ3_SMALL_CLASS_LAST}), ClassName);
+INSTANTIATE_TEST_SUITE_P(Small, SpanBoxKeepTest, testing::Values(1u, 3u, 33u, unsigned{HZ3_SMALL_CLASS_LAST}), ClassName);
 
 // What one thread frees and another one asks for does not bring them together in one span.
 TEST_P(SpanBoxTest, HomesHaveSpansOfTheirOwn) {
