@@ -63,13 +63,13 @@ void hz3_get_stats(struct hz3_stats *stats) {
   hz3_large_get_stats(&large);
   large.live_blocks -= hz3_min(large.live_blocks, held_blocks);
   large.live_bytes -= hz3_min(large.live_bytes, held_bytes);
-  stats->free_bytes = span_bytes - hz3_min(span_bytes, stats->live_bytes + stats->cached_bytes) + pages.free_bytes +
+  stats->free_bytes = span_bytes - hz3_min(span_bytes, stats->live_bytes + stats->cached_bytes) + pages.free_bytes + pages.kept_bytes +
                       large.mapped_bytes - large.live_bytes;
   stats->live_bytes += large.live_bytes;
   stats->large_blocks = large.live_blocks;
   stats->large_bytes = large.live_bytes;
   stats->mapped_bytes = pages.mapped_bytes + large.mapped_bytes;
-  stats->dirty_bytes = pages.dirty_bytes + large.dirty_free_bytes;
+  stats->dirty_bytes = pages.dirty_bytes + pages.kept_bytes + large.dirty_free_bytes;
   stats->metadata_bytes = hz3_metadata_bytes();
   stats->purges = pages.purges + large.purges;
   stats->heaps = hz3_heap_count() + 1;  // and the shared one

@@ -353,6 +353,7 @@ void hz3_pages_get_stats(struct hz3_pages_stats *stats) {
   stats->dirty_bytes = hz3_pages.dirty_slices * HZ3_SLICE_BYTES;
   stats->purges = hz3_pages.purges;
   hz3_lock_release(&hz3_pages.lock);
+  stats->kept_bytes = hz3_span_stores_kept_bytes();
 }
 
 void hz3_pages_fork_prepare(void) {

@@ -115,6 +115,7 @@ bool hz3_pages_trim(bool unmap);
 
 struct hz3_pages_stats {
   size_t mapped_bytes, free_bytes, dirty_bytes, chunks, purges;
+  size_t kept_bytes;  // free spans that their classes keep: dirty, and in neither of the two
 };
 void hz3_pages_get_stats(struct hz3_pages_stats *stats);
 void hz3_pages_fork_prepare(void);

@@ -122,6 +122,7 @@ bool hz3_first_chunk_is_filled(void);
 // span_store.c
 // Frees the spans that stores keep: all of them, or, for a tick, those that were not wanted for a while.
 void hz3_span_stores_give_up_kept(bool all);
+size_t hz3_span_stores_kept_bytes(void);  // racy
 
 // purge.c
 void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk);

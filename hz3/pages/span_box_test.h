@@ -702,6 +702,9 @@ class SpanBoxKeepTest : public SpanBoxTest {
 // Of a class that wanted so many spans again at once, so many free ones stay with it, lowest first.
 TEST_P(SpanBoxKeepTest, FreeSpansStayWhereTheyAreWantedAgain) {
   EXPECT_EQ(UsedBytes(), kKept * SpanBytes());
+  hz3_pages_stats stats;
+  hz3_pages_get_stats(&stats);
+  EXPECT_EQ(stats.kept_bytes, kKept * SpanBytes());
   EXPECT_EQ(kBox.use(c_).spans, 0u);
   std::set<char *> bases;
   char *last = nullptr;

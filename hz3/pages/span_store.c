@@ -227,13 +227,12 @@ static void learn_to_keep_locked(struct hz3_span_store *store, uint32_t slices) 
   __atomic_fetch_add(&kept_most_slices, slices, __ATOMIC_RELAXED);
   store->left--;
   store->kept_most++;
-  store->span_slices = slices;
 }
 
 // So many less may be kept.
-static void unlearn_locked(struct hz3_span_store *store, uint32_t spans) {
+static void unlearn_locked(struct hz3_span_store *store, uint32_t slices, uint32_t spans) {
   if (spans == 0) return;
-  __atomic_fetch_sub(&kept_most_slices, spans * store->span_slices, __ATOMIC_RELAXED);
+  __atomic_fetch_sub(&kept_most_slices, spans * slices, __ATOMIC_RELAXED);
   store->kept_most -= spans;
 }
 
@@ -321,8 +320,9 @@ static void keep_locked(struct hz3_span_store *store, struct hz3_span *span, voi
   hz3_add_to_figure(&store->kept_count, 1);
   if (store->free_span != NULL) return;
   store->free_span = free_span;
+  store->span_slices = span->slices;
   store->next_keeping = __atomic_load_n(&keeping, __ATOMIC_RELAXED);
-  // Release: pairs with the acquire in hz3_span_stores_give_up_kept.
+  // Release: pairs with the acquire in first_keeping.
   while (!__atomic_compare_exchange_n(&keeping, &store->next_keeping, store, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) continue;
 }
 
@@ -341,7 +341,7 @@ static void place_locked(struct hz3_span_store *store, struct hz3_span *span, st
   unlink_locked(store, span);
   hz3_take_from_figure(&store->spans, 1);
   store->left_ms = (uint32_t)hz3_os_now_ms();
-  if (!swings(store, store->left_ms)) unlearn_locked(store, store->kept_most);
+  if (!swings(store, store->left_ms)) unlearn_locked(store, span->slices, store->kept_most);
   if (store->kept_count < store->kept_most) {
     keep_locked(store, span, off->free_span);
     return;
@@ -465,7 +465,7 @@ static void give_up_kept(struct hz3_span_store *store, bool all) {
   struct hz3_span *gone = NULL;
   hz3_lock_acquire(&store->lock);
   bool is_over = all || !swings(store, (uint32_t)hz3_os_now_ms());
-  unlearn_locked(store, is_over ? store->kept_most : hz3_min(store->kept_low, store->kept_most));
+  unlearn_locked(store, store->span_slices, is_over ? store->kept_most : hz3_min(store->kept_low, store->kept_most));
   for (size_t count = is_over ? store->kept_count : store->kept_low; count > 0; count--) {
     struct hz3_span *span = take_kept_locked(store);
     span->next = gone;
@@ -476,12 +476,20 @@ static void give_up_kept(struct hz3_span_store *store, bool all) {
   free_all(gone, store->free_span);
 }
 
+// Acquire: pairs with the release in keep_locked.
+static struct hz3_span_store *first_keeping(void) { return __atomic_load_n(&keeping, __ATOMIC_ACQUIRE); }
+
 void hz3_span_stores_give_up_kept(bool all) {
-  // Acquire: pairs with the release in keep_locked.
-  struct hz3_span_store *store = __atomic_load_n(&keeping, __ATOMIC_ACQUIRE);
-  for (; store != NULL; store = store->next_keeping) {
+  for (struct hz3_span_store *store = first_keeping(); store != NULL; store = store->next_keeping) {
     if (!all || hz3_read_figure(&store->kept_count) != 0) give_up_kept(store, all);
   }
+}
+
+size_t hz3_span_stores_kept_bytes(void) {
+  size_t bytes = 0;
+  for (struct hz3_span_store *store = first_keeping(); store != NULL; store = store->next_keeping)
+    bytes += hz3_read_figure(&store->kept_count) * store->span_slices * HZ3_SLICE_BYTES;
+  return bytes;
 }
 
 bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct hz3_span *span)) {

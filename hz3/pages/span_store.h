@@ -30,9 +30,10 @@ struct hz3_span_store {
   struct hz3_span *kept;                   // free spans that wait here until the class wants them again, see span_heap.h
   size_t kept_count;
   uint32_t kept_low;                       // fewest since the last tick
-  uint32_t kept_most, span_slices;         // how many may be kept: so many were wanted again soon after they had left; of so many slices
+  uint32_t kept_most;                      // how many may be kept: so many were wanted again soon after they had left
   uint32_t left;                           // spans that left and were not wanted again yet
-  void (*free_span)(struct hz3_span *span);  // of a store that ever kept any, as is the next of those:
+  uint32_t span_slices;                    // of a store that ever kept any, as are what frees its spans and the next of those
+  void (*free_span)(struct hz3_span *span);
   struct hz3_span_store *next_keeping;
   bool drains_in_vain;                     // threads are to keep what they free even where spans are empty enough to drain
 } __attribute__((aligned(HZ3_CACHE_LINE)));

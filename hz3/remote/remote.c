@@ -82,18 +82,24 @@ static struct hz3_magazine *alloc_away(unsigned cpu, unsigned level, uint32_t wa
   return magazine;
 }
 
+static struct hz3_magazine *make(unsigned cpu, unsigned level, uint32_t *count) {
+  hz3_lock_acquire(&carve_lock);
+  struct hz3_magazine *magazine = carve_locked(level);
+  hz3_lock_release(&carve_lock);
+  if (magazine == NULL) return NULL;
+  __atomic_fetch_add(&cpus[cpu].made_bytes, (size_t)HZ3_MAGAZINE_UNIT_BYTES << level, __ATOMIC_RELAXED);
+  *count = 1;
+  return magazine;
+}
+
 struct hz3_magazine *hz3_magazine_alloc(unsigned level, uint32_t wanted, uint32_t *count) {
   unsigned own = own_cpu();
   struct hz3_magazine *magazine = hz3_stack_pop(&cpus[own].pools[level], wanted, count);
-  bool has_enough = __atomic_load_n(&cpus[own].made_bytes, __ATOMIC_RELAXED) >= MADE_FIRST_BYTES;
-  if (magazine == NULL && has_enough) magazine = alloc_away(own, level, wanted, count);
   if (magazine != NULL) return magazine;
-  __atomic_fetch_add(&cpus[own].made_bytes, (size_t)HZ3_MAGAZINE_UNIT_BYTES << level, __ATOMIC_RELAXED);
-  hz3_lock_acquire(&carve_lock);
-  magazine = carve_locked(level);
-  hz3_lock_release(&carve_lock);
-  *count = magazine != NULL;
-  return magazine;
+  bool makes_first = __atomic_load_n(&cpus[own].made_bytes, __ATOMIC_RELAXED) < MADE_FIRST_BYTES;
+  magazine = makes_first ? make(own, level, count) : alloc_away(own, level, wanted, count);
+  if (magazine != NULL) return magazine;
+  return makes_first ? alloc_away(own, level, wanted, count) : make(own, level, count);
 }
 
 void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, uint32_t count) {
