@@ -6,8 +6,8 @@
 // Called by: small, medium.
 // Locks: one per store, rank CLASS; taken here, never two at once, nor while a span comes from or goes back to its chunk.
 // Invariant: a span is on the list of its fullness in the store of its home while 0 < room, except while it is off the lists: it
-//   is purged, or moves to another home. Kept spans count as none of it: they are in no list, nor in `spans`. room = objects - out; out = bits set, none at or above carved. No object memory is read or
-//   written.
+//   is purged, moves to another home, or is free and kept, and then counts as none of the store's spans. room = objects - out;
+//   out = bits set, none at or above carved. No object memory is read or written.
 #ifndef HZ3_PAGES_SPAN_STORE_H_
 #define HZ3_PAGES_SPAN_STORE_H_
 
@@ -46,9 +46,8 @@ HZ3_INLINE struct hz3_class_use hz3_span_store_use(const struct hz3_span_store *
   return (struct hz3_class_use){hz3_read_figure(&store->spans), hz3_read_figure(&store->live_objects)};
 }
 
-// Takes up to `count` objects out of the spans with room, or a kept one; 0 if there is none. Those to be popped first, from the end, are
-// of the fullest span, and in each the lowest. *is_clean is cleared if any of them may be
-// non-zero, else left alone.
+// Takes up to `count` objects out of the spans with room, or that are kept; 0 if there is none. What is to be popped first, from the
+// end, is of the fullest span, and of each span the lowest. *is_clean is cleared if any of them may be non-zero, else left alone.
 size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t count, bool *is_clean);
 // Takes a span with room away, for another home, into whose store it has to go; NULL if there is none. `live`: how many of its
 // objects are out.
@@ -57,8 +56,8 @@ struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned
 size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *span, size_t live, void **out, size_t count, bool *is_clean);
 // Puts objects back into the stores of their spans' homes, of which the first is given; those in `objects` are in another order
 // then. Each lies in a chunk that there is or was, which whoever freed it found out. A block that is already free, or no block of the
-// class, ends the process. Spans that became free leave their store, unless it keeps them, and free_span gets each of them, under no lock, also of those that
-// were kept.
+// class, ends the process. Spans that became free leave their store, unless it keeps them for now, and free_span gets each of them,
+// under no lock.
 void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count,
                             void (*free_span)(struct hz3_span *span));
 // Gives back to the kernel the pages of spans with room in which no byte is out; whether it took any. Not again for a span to which
