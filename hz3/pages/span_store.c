@@ -32,7 +32,7 @@ enum { HELD_UP_MS = 60 * 1000 };  // a tick that has read the clock may take so 
 enum { DRAIN_SHARE = 8, DRAIN_FEW_SPANS = 4, DRAIN_EXCHANGE = 512, DRAIN_MOST_BYTES = HZ3_SLICE_BYTES / 2 };
 // A store keeps as many free spans as were wanted again within HZ3_SOON_MS of leaving it; all stores together so much, and who finds no
 // other memory that is resident gets what they keep (docs/decisions/0038).
-enum { KEPT_MOST_SLICES = 4 * HZ3_RETAIN_MIN_BYTES / HZ3_SLICE_BYTES };
+enum { KEPT_MOST_SLICES = (size_t)4 * HZ3_RETAIN_MIN_BYTES / HZ3_SLICE_BYTES };
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
 #define FITS_WORDS(class, below, bytes, slices, objects) _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits");
 HZ3_SIZE_CLASSES(FITS_WORDS)
