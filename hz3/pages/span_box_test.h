@@ -48,14 +48,10 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
     ReleaseAll();
     EXPECT_EQ(kBox.use(c_).out, 0u);
     EXPECT_EQ(kBox.use(c_).spans, 0u);
-    hz3_pages_trim(true);  // also what the class keeps of free spans
-    EXPECT_EQ(UsedBytes(), 0u) << "a slice was lost";
-  }
-
-  static size_t UsedBytes() {
     hz3_pages_stats stats;
     hz3_pages_get_stats(&stats);
-    return stats.mapped_bytes - stats.free_bytes;
+    EXPECT_EQ(stats.free_bytes + stats.kept_bytes, stats.mapped_bytes) << "a slice was lost";
+    hz3_pages_trim(true);
   }
 
   // Exactly `count` objects, however many calls that takes.
@@ -274,7 +270,7 @@ TEST_P(SpanBoxTest, ObjectsOfSeveralSpansComeInOrder) {
 TEST_P(SpanBoxTest, ObjectMemoryIsNeverTouched) {
   std::vector<void *> objects = Fetch(per_span_);
   char *base = BaseOf(objects[0]);
-  size_t span_bytes = hz3_size_classes[c_].slices * HZ3_SLICE_BYTES;
+  size_t span_bytes = SpanBytes();
   ASSERT_EQ(mprotect(base, span_bytes, PROT_NONE), 0);
   void *last = objects.back();
   objects.pop_back();
@@ -316,7 +312,7 @@ TEST_P(SpanBoxTest, HollowSpansGiveTheirPagesBack) {
     EXPECT_TRUE(hz3_pages_span_of(object)->was_purged);
     EXPECT_LE(hz3_pages_span_of(object)->marked_ms - before, NowMs() - before);
     for (size_t i = 0; i < bytes_; i++) ASSERT_EQ(block[i], 0x5a);
-    for (char *at = base; at < base + hz3_size_classes[c_].slices * HZ3_SLICE_BYTES; at += page)
+    for (char *at = base; at < base + SpanBytes(); at += page)
       EXPECT_EQ(IsResident(at), at + page > block && at < block + bytes_) << (at - base) / static_cast<ptrdiff_t>(page);
   }
   EXPECT_EQ(Fetch(kSpans * (per_span_ - 1)).size(), objects.size()) << "their objects are served again";
@@ -363,7 +359,7 @@ TEST_P(SpanBoxTest, FourObjectsOutIsHollow) {
   EXPECT_FALSE(hz3_pages_span_of(objects[0])->was_purged) << "its class was not shrinking";
   hz3_span *hollow = hz3_pages_span_of(objects[per_span_]);
   EXPECT_TRUE(hollow->was_purged);
-  EXPECT_FALSE(IsResident(hollow->base + hz3_size_classes[c_].slices * HZ3_SLICE_BYTES - 3 * hz3_os_page_bytes()));
+  EXPECT_FALSE(IsResident(hollow->base + SpanBytes() - 3 * hz3_os_page_bytes()));
 }
 
 // Of what is released at once no more than a caller can wait for.
@@ -398,13 +394,13 @@ TEST_P(SpanBoxTest, SparseSpansGiveTheirPagesBackToTicks) {
   for (size_t span = 0; span < kSpans; span++) {
     auto first = objects.begin() + static_cast<ptrdiff_t>(span * per_span_);
     Release({first + static_cast<ptrdiff_t>(kept), first + static_cast<ptrdiff_t>(per_span_)});
-    EXPECT_TRUE(IsResident(BaseOf(*first) + hz3_size_classes[c_].slices * HZ3_SLICE_BYTES - 3 * hz3_os_page_bytes()));
+    EXPECT_TRUE(IsResident(BaseOf(*first) + SpanBytes() - 3 * hz3_os_page_bytes()));
   }
   EXPECT_EQ(sparse(2), 2u);
   char *unpurged = nullptr;
   for (size_t span = 0; span < kSpans; span++) {
     char *base = BaseOf(objects[span * per_span_]);
-    if (IsResident(base + hz3_size_classes[c_].slices * HZ3_SLICE_BYTES - 3 * hz3_os_page_bytes())) unpurged = base;
+    if (IsResident(base + SpanBytes() - 3 * hz3_os_page_bytes())) unpurged = base;
   }
   ASSERT_NE(unpurged, nullptr) << "one is left";
   void *taken = Fetch(1)[0];
@@ -448,7 +444,7 @@ TEST_P(SpanBoxTest, SparseSpansAreDueHoweverLongNobodyLooks) {
 // Half of the objects, and what was never handed out, whatever the order in which they went: no page stays but those of live objects.
 TEST_P(SpanBoxTest, PurgeGivesBackEveryPageBetweenObjects) {
   if (HZ3_CHECKED) GTEST_SKIP() << "the pattern in free blocks stays";
-  const size_t page = hz3_os_page_bytes(), span_bytes = hz3_size_classes[c_].slices * HZ3_SLICE_BYTES;
+  const size_t page = hz3_os_page_bytes(), span_bytes = SpanBytes();
   std::vector<void *> dirty = Fetch(5 * per_span_);
   for (void *object : dirty) memset(object, 0xa5, bytes_);
   ReleaseAll();
@@ -545,7 +541,7 @@ TEST_P(SpanBoxTest, PurgeSaysThatThereWasSomethingInAnyOfTheSpans) {
 // Also those that stand behind one that a tick has purged, to which something came back since.
 TEST_P(SpanBoxTest, PurgeGivesEverySpanItsTurn) {
   if (HZ3_CHECKED || per_span_ < 32) GTEST_SKIP() << "the pattern in free blocks stays, or what is sparse is hollow";
-  const size_t kept = per_span_ / 5, span_bytes = hz3_size_classes[c_].slices * HZ3_SLICE_BYTES;
+  const size_t kept = per_span_ / 5, span_bytes = SpanBytes();
   std::vector<void *> objects = Fetch(2 * per_span_);
   for (void *object : objects) memset(object, 1, bytes_);
   std::sort(objects.begin(), objects.end());
@@ -696,6 +692,13 @@ class SpanBoxKeepTest : public SpanBoxTest {
     return false;
   }
 
+  // In spans, kept ones too.
+  static size_t UsedBytes() {
+    hz3_pages_stats stats;
+    hz3_pages_get_stats(&stats);
+    return stats.mapped_bytes - stats.free_bytes;
+  }
+
   static constexpr size_t kKept = HZ3_RETAIN_MIN_BYTES < 1024 * 1024 ? 1 : 3;
 };
 
@@ -789,7 +792,7 @@ TEST_P(SpanBoxDeathTest, BlockNeverHandedOutIsFatal) {
 
 TEST_P(SpanBoxDeathTest, TailOfTheSpanIsFatal) {
   std::vector<void *> objects = Fetch(per_span_);
-  size_t span_bytes = hz3_size_classes[c_].slices * HZ3_SLICE_BYTES;
+  size_t span_bytes = SpanBytes();
   if (per_span_ * bytes_ == span_bytes) GTEST_SKIP() << "no tail";
   void *tail = BaseOf(objects[0]) + per_span_ * bytes_;
   EXPECT_DEATH(kBox.release(c_, &tail, 1), FatalLine("free of a pointer into the middle of a block"));

@@ -479,6 +479,7 @@ static void give_up_kept(struct hz3_span_store *store, bool all) {
 // Acquire: pairs with the release in keep_locked.
 static struct hz3_span_store *first_keeping(void) { return __atomic_load_n(&keeping, __ATOMIC_ACQUIRE); }
 
+// Who wants memory has no use for a store that keeps nothing; what that has learned may be out of date, for a tick to see.
 void hz3_span_stores_give_up_kept(bool all) {
   for (struct hz3_span_store *store = first_keeping(); store != NULL; store = store->next_keeping) {
     if (!all || hz3_read_figure(&store->kept_count) != 0) give_up_kept(store, all);

@@ -641,7 +641,7 @@ void MakeOnesOwnFirst() {
   }
   int made = 0;
   while (others.count(NewMagazine()) == 0 && made < 10000) made++;
-  fprintf(stderr, "%d", made);
+  fprintf(stderr, "%d were made first\n", made);
   exit(made > 100 && made < 1000 ? 0 : 1);
 }
 TEST(RemoteDeathTest, ACpuMakesSomeMagazinesBeforeItTakesThoseOfOthers) {
