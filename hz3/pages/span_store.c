@@ -65,12 +65,12 @@ static void link_locked(struct hz3_span_store *store, struct hz3_span *span, uin
 }
 
 // Of how many objects out a span on `list` is to be looked at again: when the next list is due, if it was purged when half of what is
-// out came back, or when it is hollow, and then with each object that comes back.
+// out came back, or when it is hollow, has one left, or none.
 static size_t next_settle(const struct hz3_span *span, uint8_t list, size_t objects) {
   const size_t of_list[HZ3_SPAN_LISTS] = {objects * 3 / 4, objects / 2, objects / 4, 0, 0};
-  size_t out = hz3_span_objects_out(span);
+  size_t out = hz3_span_objects_out(span), hollow = out > HOLLOW_OBJECTS ? HOLLOW_OBJECTS : out > 1 ? 1 : 0;
   if (list == HZ3_SPAN_NO_LIST) return out - 1;
-  size_t next = hz3_max(of_list[list], hz3_min(span->carved, HOLLOW_OBJECTS));
+  size_t next = hz3_max(of_list[list], hollow);
   if (list == PURGED_LIST) next = hz3_max(next, out / 2);
   return hz3_min(next, out - 1);
 }
@@ -188,21 +188,28 @@ static void set_draining_locked(struct hz3_span *span, bool value) {
 
 static bool swings(const struct hz3_span_store *store, uint32_t now_ms) { return now_ms - store->swung_ms < HZ3_SWING_MS; }
 
-static bool is_draining(const struct hz3_span_store *store, const struct hz3_size_class *class) {
-  if (HZ3_CHECKED || class->bytes > DRAIN_MOST_BYTES || store->drains_in_vain || store->spans <= DRAIN_FEW_SPANS) return false;
-  if (store->live_objects * DRAIN_SHARE > store->spans * class->objects * (DRAIN_SHARE - 1)) return false;
-  return !swings(store, (uint32_t)hz3_os_now_ms());
+// Once while a lock is held: *now_ms is 0 after the lock was taken, or what another holder did since would lie ahead.
+static uint32_t look_at_clock(uint32_t *now_ms) {
+  if (*now_ms == 0) *now_ms = (uint32_t)hz3_os_now_ms();
+  return *now_ms;
 }
 
-static void note_exchange_locked(struct hz3_span_store *store, const struct hz3_size_class *class) {
+static bool is_draining(const struct hz3_span_store *store, const struct hz3_size_class *class, uint32_t *now_ms) {
+  if (HZ3_CHECKED || class->bytes > DRAIN_MOST_BYTES || store->drains_in_vain || store->spans <= DRAIN_FEW_SPANS) return false;
+  if (store->live_objects * DRAIN_SHARE > store->spans * class->objects * (DRAIN_SHARE - 1)) return false;
+  return !swings(store, look_at_clock(now_ms));
+}
+
+static void note_exchange_locked(struct hz3_span_store *store, const struct hz3_size_class *class, uint32_t *now_ms) {
   if (store->exchanged < DRAIN_EXCHANGE) return;
-  store->drains_in_vain = is_draining(store, class) && store->spans >= store->spans_then;
+  store->drains_in_vain = is_draining(store, class, now_ms) && store->spans >= store->spans_then;
   store->exchanged = 0;
   store->spans_then = store->spans;
 }
 
 static size_t take_from_locked(struct hz3_span_store *store, struct hz3_span *span, void **end, size_t count, bool *is_clean) {
-  if (span->is_draining && !is_draining(store, &hz3_size_classes[span->size_class])) set_draining_locked(span, false);
+  uint32_t now_ms = 0;
+  if (span->is_draining && !is_draining(store, &hz3_size_classes[span->size_class], &now_ms)) set_draining_locked(span, false);
   if (HZ3_UNLIKELY(span->was_purged)) hz3_pages_note_hollow_use(span->marked_ms);
   span->was_purged = false;
   span->marked_ms = 0;
@@ -310,6 +317,7 @@ struct off_list {
   struct hz3_span *retired;  // free, and out of the store
   struct hz3_span *hollow;   // to be purged: nobody fetches from them, objects still come back
   size_t hollow_count;
+  uint32_t now_ms;  // see look_at_clock
   void (*free_span)(struct hz3_span *span);
 };
 
@@ -334,13 +342,13 @@ static bool is_half_empty(const struct hz3_span_store *store, size_t objects) {
 static void place_locked(struct hz3_span_store *store, struct hz3_span *span, struct off_list *off) {
   if (span->list == HZ3_SPAN_OFF_LISTS) return;
   if (hz3_span_objects_out(span) > 0) {
-    if (!span->is_draining && is_draining(store, &hz3_size_classes[span->size_class])) set_draining_locked(span, true);
+    if (!span->is_draining && is_draining(store, &hz3_size_classes[span->size_class], &off->now_ms)) set_draining_locked(span, true);
     relist_locked(store, span);
     return;
   }
   unlink_locked(store, span);
   hz3_take_from_figure(&store->spans, 1);
-  store->left_ms = (uint32_t)hz3_os_now_ms();
+  store->left_ms = look_at_clock(&off->now_ms);
   if (!swings(store, store->left_ms)) unlearn_locked(store, span->slices, store->kept_most);
   if (store->kept_count < store->kept_most) {
     keep_locked(store, span, off->free_span);
@@ -414,6 +422,7 @@ static bool purge_inside(struct hz3_span_store *store, struct hz3_span *span, st
   }
   purge_between(at, resident_end(span, carved), &result);
   hz3_lock_acquire(&store->lock);
+  off->now_ms = 0;
   if (result.is_refused) span->is_purged = false;  // what is locked may not be later
   span->list = HZ3_SPAN_NO_LIST;
   place_locked(store, span, off);
@@ -494,7 +503,7 @@ size_t hz3_span_stores_kept_bytes(void) {
 }
 
 bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct hz3_span *span)) {
-  struct off_list off = {NULL, NULL, 0, free_span};
+  struct off_list off = {.free_span = free_span};
   bool any = false;
   if (HZ3_CHECKED) return false;
   for (int list = 0; list < HZ3_SPAN_LISTS; list++) {
@@ -528,7 +537,7 @@ static struct hz3_span *take_sparse(struct hz3_span_store *store, uint32_t now_m
 }
 
 size_t hz3_span_store_purge_sparse(struct hz3_span_store *store, uint32_t now_ms, size_t most, void (*free_span)(struct hz3_span *span)) {
-  struct off_list off = {NULL, NULL, 0, free_span};
+  struct off_list off = {.free_span = free_span};
   size_t count = 0, looks = most * LOOKS_PER_PURGE;
   if (HZ3_CHECKED) return 0;
   for (struct hz3_span *span; count < most && (span = take_sparse(store, now_ms, &looks)) != NULL; count++) purge_inside(store, span, &off);
@@ -673,17 +682,18 @@ static release_function *release_for(void **objects, size_t count, size_t bytes)
 
 void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, void **objects, size_t count,
                             void (*free_span)(struct hz3_span *span)) {
-  struct off_list off = {NULL, NULL, 0, free_span};
+  struct off_list off = {.free_span = free_span};
   release_function *release_locked = release_for(objects, count, hz3_size_classes[size_class].bytes);
   while (count > 0) {
     unsigned home = hz3_page_map_home(owner_of(size_class, objects[0]));
     struct hz3_span_store *store = &stores[home];
     hz3_lock_acquire(&store->lock);
+    off.now_ms = 0;
     void **others = release_locked(store, home, size_class, objects, objects + count, &off);
     size_t released = count - (size_t)(others - objects);
     hz3_take_from_figure(&store->live_objects, released);
     store->exchanged += released;
-    note_exchange_locked(store, &hz3_size_classes[size_class]);
+    note_exchange_locked(store, &hz3_size_classes[size_class], &off.now_ms);
     hz3_lock_release(&store->lock);
     count -= released;
   }

@@ -226,7 +226,7 @@ HZ3_INLINE struct hz3_magazine *nearest(unsigned size_class, struct hz3_magazine
 }
 
 struct hz3_magazine *hz3_depot_pop(unsigned size_class) { return nearest(size_class, pop_from); }
-struct hz3_magazine *hz3_depot_take_own(unsigned size_class) { return nearest(size_class, take_from); }
+struct hz3_magazine *hz3_depot_take_own(unsigned size_class) { return nearest(size_class, pop_cool); }
 
 struct hz3_magazine *hz3_depot_take_any(unsigned size_class) {
   struct hz3_magazine *magazine = NULL;

@@ -65,8 +65,9 @@ bool hz3_depot_push_own(unsigned size_class, struct hz3_magazine *magazine, size
 // another one next time (docs/decisions/0015).
 struct hz3_magazine *hz3_depot_pop(unsigned size_class);
 struct hz3_magazine *hz3_depot_take_any(unsigned size_class);  // any magazine: the oldest, or one of the CPU with most; NULL if empty
-// One to go along with what is released: the newest of this CPU, which goes back to spans that other CPUs have less to do with. Otherwise any
-// of its shard, or of one other, as for a refill.
+// One to go along with what is released: the newest of this CPU, else a cool one of its shard, or of one other, as for a refill. What
+// another CPU has just put down is left to that one, and to ticks: most of it would go back to spans that this CPU has nothing to do with
+// (docs/decisions/0038).
 struct hz3_magazine *hz3_depot_take_own(unsigned size_class);
 // For the tick: how many magazines of each class nobody needed since the last call; resets the marks.
 void hz3_depot_take_low_water(uint32_t unused[HZ3_CLASS_COUNT]);

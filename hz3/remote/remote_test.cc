@@ -322,7 +322,7 @@ TEST_F(RemoteCpus, WhatHasCooledAnywhereIsFound) {
   }
 }
 
-// Or one CPU's would stay for good that other threads have come to need no more. Who has too much itself gives of its own.
+// Or one CPU's would stay for good that other threads have come to need no more.
 TEST_F(RemoteCpus, TheOneWithMostIsDrainedFirst) {
   if (HZ3_CPUS_PER_SHARD < 2) GTEST_SKIP() << "the other CPU is of another shard";
   Pinned pinned;
@@ -332,21 +332,31 @@ TEST_F(RemoteCpus, TheOneWithMostIsDrainedFirst) {
   ASSERT_TRUE(PushFromElsewhere(c, first));
   ASSERT_TRUE(PushFromElsewhere(c, second));
   EXPECT_EQ(hz3_depot_take_any(c), second);
-  EXPECT_EQ(hz3_depot_take_own(c), own);
-  EXPECT_EQ(hz3_depot_take_own(c), first) << "there is none of its own";
-  EXPECT_EQ(hz3_depot_take_own(c), nullptr);
+  EXPECT_EQ(PopAll(c), std::vector<hz3_magazine *>({own, first}));
   FreeAll({own, first, second});
 }
 
-// One other shard is asked at a time.
-TEST_F(RemoteCpus, WhatGoesAlongMayBeOfAnyShard) {
+// Who has too much itself gives of its own, or of what has cooled in any shard, of which one other is asked at a time. What another CPU
+// has just put down mostly is that one's.
+TEST_F(RemoteCpus, WhatGoesAlongIsOfThisCpuOrCool) {
   Pinned pinned;
   unsigned c = FreshClass();
-  hz3_magazine *away = NewMagazine(), *found = nullptr;
-  ASSERT_TRUE(PushFromElsewhere(c, away));
-  for (size_t tries = 0; found == nullptr && tries < std::max<size_t>(Shards() - 1, 1); tries++) found = hz3_depot_take_own(c);
-  EXPECT_EQ(found, away);
-  FreeAll({away});
+  hz3_magazine *oldest = MagazineOf(c, 1), *cool = MagazineOf(c, 0.1), *warm = NewMagazine(), *own = NewMagazine();
+  auto take = [c] {
+    hz3_magazine *found = nullptr;
+    for (size_t tries = 0; found == nullptr && tries < std::max<size_t>(Shards() - 1, 1); tries++) found = hz3_depot_take_own(c);
+    return found;
+  };
+  ASSERT_TRUE(PushFromElsewhere(c, oldest));
+  ASSERT_TRUE(PushFromElsewhere(c, cool));
+  ASSERT_EQ(Pop(c), oldest);  // and the other one is cool
+  ASSERT_TRUE(PushFromElsewhere(c, warm));
+  ASSERT_TRUE(hz3_depot_push(c, own, 1000, 0));
+  EXPECT_EQ(take(), own);
+  EXPECT_EQ(take(), cool);
+  EXPECT_EQ(take(), nullptr);
+  EXPECT_EQ(PopAll(c), std::vector<hz3_magazine *>({warm}));
+  FreeAll({oldest, cool, warm, own});
 }
 
 TEST_F(RemoteCpus, EmptyMagazinesComeBackToTheCpuThatHadThem) {
