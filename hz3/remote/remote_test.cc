@@ -145,10 +145,10 @@ class Pinned {
 
 size_t Shards() { return (Cpus().size() + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD; }
 
-// What as many refills would get as there are other shards than one's own, which are asked one at a time.
-hz3_magazine *Pop(unsigned c) {
+// What as many refills, or whatever else asks, would get as there are other shards than one's own, which are asked one at a time.
+hz3_magazine *Pop(unsigned c, hz3_magazine *(*ask)(unsigned) = hz3_depot_pop) {
   hz3_magazine *magazine = nullptr;
-  for (size_t tries = 0; magazine == nullptr && tries < std::max<size_t>(Shards() - 1, 1); tries++) magazine = hz3_depot_pop(c);
+  for (size_t tries = 0; magazine == nullptr && tries < std::max<size_t>(Shards() - 1, 1); tries++) magazine = ask(c);
   return magazine;
 }
 
@@ -342,19 +342,14 @@ TEST_F(RemoteCpus, WhatGoesAlongIsOfThisCpuOrCool) {
   Pinned pinned;
   unsigned c = FreshClass();
   hz3_magazine *oldest = MagazineOf(c, 1), *cool = MagazineOf(c, 0.1), *warm = NewMagazine(), *own = NewMagazine();
-  auto take = [c] {
-    hz3_magazine *found = nullptr;
-    for (size_t tries = 0; found == nullptr && tries < std::max<size_t>(Shards() - 1, 1); tries++) found = hz3_depot_take_own(c);
-    return found;
-  };
   ASSERT_TRUE(PushFromElsewhere(c, oldest));
   ASSERT_TRUE(PushFromElsewhere(c, cool));
   ASSERT_EQ(Pop(c), oldest);  // and the other one is cool
   ASSERT_TRUE(PushFromElsewhere(c, warm));
   ASSERT_TRUE(hz3_depot_push(c, own, 1000, 0));
-  EXPECT_EQ(take(), own);
-  EXPECT_EQ(take(), cool);
-  EXPECT_EQ(take(), nullptr);
+  EXPECT_EQ(Pop(c, hz3_depot_take_own), own);
+  EXPECT_EQ(Pop(c, hz3_depot_take_own), cool);
+  EXPECT_EQ(Pop(c, hz3_depot_take_own), nullptr);
   EXPECT_EQ(PopAll(c), std::vector<hz3_magazine *>({warm}));
   FreeAll({oldest, cool, warm, own});
 }
