@@ -203,6 +203,58 @@ def _remote_matrix() -> list[Case]:
     )
 
 
+
+FRAME_WAYS = {
+    "ordered": ("freed in that order", "order=0"),
+    "random": ("freed at random", "order=1"),
+    "walked": ("written, read twice, freed at random", "order=1 walks=2"),
+}
+
+
+def _frames(size: int, blocks: int, way: str, threads: int) -> Case:
+    what, form = FRAME_WAYS[way]
+    frames = (1_000_000 if way == "walked" else 4_000_000) // blocks
+    return Case(
+        f"frames/{size}/{way}/t{threads}",
+        "frames",
+        f"batches of {size} B in each of {threads} thread(s), {blocks} blocks at most, {what}",
+        _sized(f"threads={threads} frames={{n}} blocks={blocks} size={size} {form}",
+               *(str(frames * times // 4) for times in (1, 2, 8))),
+        threads=threads,
+        sets=RARE,
+    )
+
+
+FRAMES = [
+    _frames(size, blocks, way, threads)
+    for ways, sizes in (
+        (("ordered", "random"), ((64, 10_000), (256, 10_000), (512, 3000), (1024, 10_000),
+                                 (2048, 3000), (4096, 1000), (16384, 1000), (262144, 100))),
+        (("walked",), ((64, 20_000), (256, 10_000), (1024, 5000))),
+    )
+    for size, blocks in sizes
+    for way in ways
+    for threads in (1, 2)
+]
+
+# What an operation is differs by more than ten between the kinds.
+CONTAINERS = [
+    Case(f"containers/{kind}/t{threads}", "containers", stresses,
+         _sized(f"threads={threads} iters={{n}} seed=1 {kind}",
+                *(str(iters * times // (4 * threads)) for times in (1, 4, 16))),
+         threads=threads, sets=RARE)
+    for kind, iters, stresses in (
+        ("documents", 1_000_000, "trees of strings, vectors and maps, the oldest dropped first"),
+        ("hashes", 2_000_000, "hash tables that grow, and go when they are full"),
+        ("strings", 400_000, "a sorted table of short strings"),
+        ("sets", 1_500_000, "nodes of a balanced tree, the smallest dropped first"),
+        ("lists", 800_000, "linked lists of 100,000 elements, sorted and split"),
+        ("vectors", 4_000_000, "vectors that grow side by side by copying"),
+        ("versions", 80_000, "shared pointers to versions of a tree, the oldest dropped first"),
+    )
+    for threads in (1, 2)
+]
+
 THREADED = [
     Case("producer_consumer/64", "producer_consumer", "one thread only allocates 64 B, one frees",
          _sized("pairs=1 iters={n} size=64 batch=256", "1000000", "2000000", "10000000"),
@@ -242,6 +294,8 @@ MEMORY = [
                 "threads=4 mib=1024 idle=10"), threads=4, sets=RARE, memory=True),
     Case("fragment", "fragment", "resident bytes per live byte while the size mix drifts",
          _sized("seconds={n} live_mib=100", "3", "6", "60"), sets=RARE, memory=True),
+    Case("lru_cache", "lru_cache", "a cache whose values grow and shrink, what was used least goes",
+         _sized("seconds={n} live_mib=100", "3", "20", "60"), sets=RARE, memory=True),
 ]
 
 # Whole programs (bench/ssot/programs.py); the number is the size of the input.
@@ -264,7 +318,7 @@ DETAILED = {
 }
 CASES: list[Case] = [
     replace(case, details=case.name in DETAILED)
-    for case in (*SINGLE, *_remote_matrix(), *THREADED, *MEMORY, *REAL)
+    for case in (*SINGLE, *FRAMES, *CONTAINERS, *_remote_matrix(), *THREADED, *MEMORY, *REAL)
 ]
 
 

@@ -10,6 +10,7 @@
 // Invariant: the main thread does nothing but look at the resident size.
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 

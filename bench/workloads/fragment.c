@@ -20,7 +20,6 @@
 #define MIN_DOUBLING 6    // 64 bytes
 #define MAX_DOUBLING 12   // 4 KiB
 #define CHECK_EVERY 1024u
-#define MAX_SAMPLES 4096u
 
 struct block {
   struct block* next;
@@ -31,12 +30,6 @@ struct block {
 _Static_assert(sizeof(struct block) <= 1u << (MIN_DOUBLING - 2),
                "the smallest block must hold its link");
 
-struct sample {
-  uint64_t ns;
-  uint64_t rss_bytes;
-  uint64_t live_bytes;
-};
-
 static struct {
   struct block* wheel[TURNS];
   uint64_t turn_bytes;
@@ -45,8 +38,7 @@ static struct {
   uint64_t live_bytes;
   uint64_t allocated;
   uint64_t freed;
-  struct sample* samples;
-  unsigned sample_count;
+  struct wl_trace trace;
 } run;
 
 // The centre of the sizes in 1/256 doublings: up for half of the run, then
@@ -101,14 +93,9 @@ static void free_turn(struct block** list) {
 static void run_until(uint64_t total_ns, uint64_t seed) {
   uint64_t state = wl_stream_seed(seed, 0);
   uint64_t start = wl_now_ns();
-  uint64_t next_sample = 0;
   for (;;) {
     uint64_t ns = wl_now_ns() - start;
-    if (ns >= next_sample && run.sample_count < MAX_SAMPLES) {
-      run.samples[run.sample_count++] =
-          (struct sample){ns, wl_rss_bytes(), run.live_bytes};
-      next_sample += total_ns / 200;
-    }
+    wl_trace_add(&run.trace, ns, total_ns, run.live_bytes);
     if (ns >= total_ns) {
       return;
     }
@@ -122,33 +109,6 @@ static void run_until(uint64_t total_ns, uint64_t seed) {
       }
     }
   }
-}
-
-// Resident per live byte over the second half of the run, where the memory has
-// been cut up already.
-static void print_result(double time) {
-  double mean = 0;
-  double worst = 0;
-  unsigned count = 0;
-  printf("[RSS_LIVE_TRACE]");
-  for (unsigned i = 0; i < run.sample_count; i++) {
-    const struct sample* sample = &run.samples[i];
-    printf(" %.3f:%" PRIu64 ":%" PRIu64, wl_seconds(sample->ns),
-           sample->rss_bytes / 1024, sample->live_bytes / 1024);
-    if (i >= run.sample_count / 2 && sample->live_bytes > 0) {
-      double ratio = (double)sample->rss_bytes / (double)sample->live_bytes;
-      mean += ratio;
-      worst = ratio > worst ? ratio : worst;
-      count++;
-    }
-  }
-  const struct sample* last = &run.samples[run.sample_count - 1];
-  printf("\nfragment: ops=%" PRIu64
-         " time=%.6f ops/s=%.2f rss_per_live=%.4f worst_rss_per_live=%.4f"
-         " end_live_kib=%" PRIu64 " end_rss_kib=%" PRIu64 "\n",
-         run.allocated + run.freed, time,
-         (double)(run.allocated + run.freed) / time, mean / count, worst,
-         last->live_bytes / 1024, last->rss_bytes / 1024);
 }
 
 int main(int argc, char** argv) {
@@ -168,11 +128,10 @@ int main(int argc, char** argv) {
   };
   wl_parse(&program, argc, argv);
   run.turn_bytes = (args[1].value << 20) / MEAN_TURNS;
-  run.samples = wl_map(MAX_SAMPLES * sizeof(*run.samples));
   uint64_t start = wl_now_ns();
   run_until(args[0].value * 1000000000u, args[2].value);
   double time = wl_seconds(wl_now_ns() - start);
-  print_result(time);
+  wl_print_trace("fragment", &run.trace, run.allocated + run.freed, time);
   for (unsigned i = 0; i < TURNS; i++) {
     free_turn(&run.wheel[i]);
   }

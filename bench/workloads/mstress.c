@@ -7,6 +7,7 @@
 // Owns: the transfer table; a pointer in it belongs to nobody until an atomic
 //   exchange takes it out, which also orders the contents of the block.
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -10,6 +10,7 @@
 //   are the same under every allocator and every schedule.
 #include <inttypes.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 

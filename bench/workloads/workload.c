@@ -372,6 +372,45 @@ uint64_t wl_rss_bytes(void) {
   return strtoull(end, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
+void wl_trace_add(struct wl_trace* trace, uint64_t ns, uint64_t total_ns,
+                  uint64_t live_bytes) {
+  if (trace->count > WL_TRACE_SAMPLES ||
+      ns < trace->count * (total_ns / WL_TRACE_SAMPLES)) {
+    return;
+  }
+  trace->samples[trace->count].ns = ns;
+  trace->samples[trace->count].rss_bytes = wl_rss_bytes() - trace->own_bytes;
+  trace->samples[trace->count].live_bytes = live_bytes;
+  trace->count++;
+}
+
+void wl_print_trace(const char* name, const struct wl_trace* trace,
+                    uint64_t ops, double time) {
+  double mean = 0;
+  double worst = 0;
+  unsigned count = 0;
+  printf("[RSS_LIVE_TRACE]");
+  for (unsigned i = 0; i < trace->count; i++) {
+    uint64_t rss = trace->samples[i].rss_bytes;
+    uint64_t live = trace->samples[i].live_bytes;
+    printf(" %.3f:%" PRIu64 ":%" PRIu64, wl_seconds(trace->samples[i].ns),
+           rss / 1024, live / 1024);
+    if (i >= trace->count / 2 && live > 0) {
+      double ratio = (double)rss / (double)live;
+      mean += ratio;
+      worst = ratio > worst ? ratio : worst;
+      count++;
+    }
+  }
+  unsigned last = trace->count - 1;
+  printf("\n%s: ops=%" PRIu64
+         " time=%.6f ops/s=%.2f rss_per_live=%.4f worst_rss_per_live=%.4f"
+         " end_live_kib=%" PRIu64 " end_rss_kib=%" PRIu64 "\n",
+         name, ops, time, (double)ops / time, mean / count, worst,
+         trace->samples[last].live_bytes / 1024,
+         trace->samples[last].rss_bytes / 1024);
+}
+
 int wl_finish(const struct wl_program* program) {
   struct rusage usage;
   getrusage(RUSAGE_SELF, &usage);

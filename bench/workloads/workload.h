@@ -11,7 +11,6 @@
 #ifndef BENCH_WORKLOADS_WORKLOAD_H_
 #define BENCH_WORKLOADS_WORKLOAD_H_
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -24,6 +23,11 @@
 #define WL_MAX_THREADS 4096
 #define WL_ALWAYS_INLINE inline __attribute__((always_inline))
 #define WL_PRINTF(text, values) __attribute__((format(printf, text, values)))
+#define WL_NORETURN __attribute__((noreturn))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 // ---- Arguments -----------------------------------------------------------
 
@@ -56,8 +60,8 @@ struct wl_program {
 void wl_parse(struct wl_program* program, int argc, char** argv);
 
 // Complains about a combination of arguments and exits with status 2.
-_Noreturn void wl_usage_error(const struct wl_program* program,
-                              const char* format, ...) WL_PRINTF(2, 3);
+WL_NORETURN void wl_usage_error(const struct wl_program* program,
+                                const char* format, ...) WL_PRINTF(2, 3);
 
 // Parses a whole decimal, 0x or 0 number; false when `text` is anything else.
 bool wl_parse_number(const char* text, uint64_t* value);
@@ -65,8 +69,8 @@ bool wl_parse_number(const char* text, uint64_t* value);
 // ---- Failing -------------------------------------------------------------
 
 // Reports a self-check that did not hold and exits with status 1.
-_Noreturn void wl_fail(const char* format, ...) WL_PRINTF(1, 2);
-_Noreturn void wl_out_of_memory(size_t size);
+WL_NORETURN void wl_fail(const char* format, ...) WL_PRINTF(1, 2);
+WL_NORETURN void wl_out_of_memory(size_t size);
 
 #define WL_CHECK(condition, ...) \
   do {                           \
@@ -182,8 +186,36 @@ struct wl_memory_status wl_read_memory_status(void);
 // Resident bytes by the cheapest way to ask, for sampling while a test runs.
 uint64_t wl_rss_bytes(void);
 
+// What a run holds over time.
+#define WL_TRACE_SAMPLES 200u
+
+struct wl_trace {
+  struct {
+    uint64_t ns;
+    uint64_t rss_bytes;
+    uint64_t live_bytes;
+  } samples[WL_TRACE_SAMPLES + 1];
+  unsigned count;
+  uint64_t own_bytes;  // resident before the run, not counted
+};
+
+// Takes a sample if the next one is due, `ns` nanoseconds into a run of
+// `total_ns`.
+void wl_trace_add(struct wl_trace* trace, uint64_t ns, uint64_t total_ns,
+                  uint64_t live_bytes);
+
+// Prints `[RSS_LIVE_TRACE] seconds:rss_kib:live_kib …` and the result line.
+// Resident per live byte is taken over the second half of the run, where the
+// memory has been cut up already.
+void wl_print_trace(const char* name, const struct wl_trace* trace,
+                    uint64_t ops, double time);
+
 // Prints the trailer `[RESOURCES] …` and flushes everything. Call it after all
 // memory was freed; returns the exit status of main.
 int wl_finish(const struct wl_program* program);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
 
 #endif  // BENCH_WORKLOADS_WORKLOAD_H_

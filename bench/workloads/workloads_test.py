@@ -23,12 +23,15 @@ TINY = {
     "burst_idle": "2 16 1",
     "cache_scratch": "2 10 8 1000",
     "cache_thrash": "2 10 8 1000",
+    "containers": "2 20000 1 documents",
     "false_sharing": "2 5 100",
     "fragment": "1 16",
+    "frames": "2 20 300 500 1 2",
     "glibc_simple": "2 1000",
     "large_blocks": "20 4 5 25",
     "larson": "1 8 1000 500 10 1 3",
     "lifo": "1000 64 16",
+    "lru_cache": "1 4",
     "mstress": "4 2 3",
     "mt_remote": "4 20000 400 16 2048 50",
     "phases": "2 2 6 100",
@@ -42,7 +45,7 @@ TINY = {
 }
 
 # Programs that notice when a block in use changes its contents.
-CHECKING = ("larson", "mstress", "phases", "producer_consumer", "thread_churn",
+CHECKING = ("frames", "larson", "mstress", "phases", "producer_consumer", "thread_churn",
             "tree", "large_blocks")
 
 # threads iters remote_pct max | allocated local_freed remote_sent bytes
@@ -149,6 +152,19 @@ def phases_model(rounds, phases, phase_kib, keep_percent):
   return allocated, size_sum
 
 
+def frames_model(frames, most, order):
+  """Blocks that one thread of frames allocates."""
+  state, allocated = stream_seed(SEED, 0), 0
+  for _ in range(frames):
+    state = xorshift64(state)
+    least = (most + 1) // 2
+    count = least + (state >> 32) % (most - least + 1)
+    allocated += count
+    for _ in range(count - 1 if order == 1 else 0):
+      state = xorshift64(state)
+  return allocated
+
+
 def mt_remote_model(threads, iters, slots, low, high, percent):
   """(allocated, local, remote, bytes) of mt_remote."""
   allocated = local = remote = size_sum = 0
@@ -239,6 +255,8 @@ class BadArguments(unittest.TestCase):
                           ("trimix 1 9 1 1 9 1 1 9 1", "no range")):
       self.expect_complaint("random_mixed_dist",
                             "10 10 16 99 1 " + mode, message)
+    self.expect_complaint("containers", "1 10 1 bags", "'bags' is not one")
+    self.expect_complaint("containers", "1 10 1 sets lists", "'lists' is not")
 
 
 class ExactWork(unittest.TestCase):
@@ -307,6 +325,37 @@ class ExactWork(unittest.TestCase):
         self.assertEqual((mallocs, asked, frees),
                          (allocated, size_sum, allocated))
         self.assertEqual(int(fields(out, "phases:")["ops"]), 2 * allocated)
+
+  def test_frames(self):
+    for frames, most, order, walks in ((30, 100, 1, 0), (20, 7, 0, 2),
+                                       (20, 1, 2, 1)):
+      with self.subTest(order=order):
+        allocated = frames_model(frames, most, order)
+        out, mallocs, asked, frees = self.count(
+            "frames", "1 %d %d 300 %d %d" % (frames, most, order, walks))
+        self.assertEqual((mallocs, asked, frees),
+                         (allocated, 300 * allocated, allocated))
+        self.assertEqual(int(fields(out, "frames:")["ops"]), allocated)
+
+  def test_containers(self):
+    kinds = ("documents", "hashes", "strings", "sets", "lists", "vectors",
+             "versions")
+    for kind in kinds:
+      with self.subTest(kind=kind):
+        out, mallocs, _, frees = self.count("containers", "1 3000 1 " + kind)
+        result = fields(out, "containers:")
+        self.assertEqual((result["kind"], result["ops"]), (kind, "3000"))
+        self.assertGreater(mallocs, 100)
+        self.assertLessEqual(mallocs - frees, 1)  # the pool for exceptions
+
+  def test_lru_cache_stays_within_its_bound(self):
+    _, out, _ = run("lru_cache", "1 4")
+    trace = [l for l in out.splitlines() if l.startswith("[RSS_LIVE_TRACE]")]
+    live = [int(sample.split(":")[2]) for sample in trace[0].split()[1:]]
+    self.assertLessEqual(max(live), 4096)
+    self.assertGreater(live[-1], 4000)
+    self.assertGreaterEqual(
+        float(fields(out, "lru_cache:")["rss_per_live"]), 1)
 
   def test_size_sweep(self):
     # Every byte from 8 to 20; two rounds of 1 + 30 batches of 3 blocks each.

@@ -157,7 +157,7 @@ class Registry(unittest.TestCase):
         used = {c.program for c in registry.CASES}
         self.assertEqual({p for p in used if p.startswith("real:")}, set(programs.REAL))
         folder = Path(__file__).resolve().parents[2] / "workloads"
-        have = {f.stem for f in folder.glob("*.c") if "int main(" in f.read_text()}
+        have = {f.stem for f in folder.glob("*.c*") if "int main(" in f.read_text()}
         self.assertEqual({p for p in used if not p.startswith("real:")}, have)
 
     def test_the_matrix_is_whole(self):
