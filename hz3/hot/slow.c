@@ -35,7 +35,7 @@ enum {
   MISSES_TO_GROW = 32,             // slow paths of a class per tick that call for bigger magazines
   EMPTIES_KEPT = 8,                // empty magazines a heap keeps; half of them go back in one operation
   QUIET_MS = 8,                    // a class of which no bin ran dry for so long is quiet, give or take half of it
-  FEW_SPANS = 4,                   // a class with no more spans than this never counts as shrinking, nor as quiet
+  FEW_SPANS = 4,                   // a class with no more than so many of its smallest spans never counts as shrinking, nor as quiet
   SHRINKING_PART = 32,             // of one that does, a bin may hold no more than 1 in so many objects that are out,
   SWINGING_PART = 8,               // or 1 in so many if the class swings
   COOLING_BYTES = (size_t)2 * HZ3_COOL_BYTES,  // that are warm in a shard of the depot, up to which a thread may add what it does not allocate
@@ -272,9 +272,11 @@ static void release_magazine(struct hz3_heap *heap, unsigned c, struct hz3_magaz
   put_empty(heap, magazine);
 }
 
+static bool has_few_spans(unsigned c, const struct hz3_class_use *use) { return use->objects <= (size_t)FEW_SPANS * hz3_size_classes[c].objects; }
+
 // A class of which less than half is out of its spans is shrinking.
 static bool is_shrinking(unsigned c, const struct hz3_class_use *use) {
-  return use->spans > FEW_SPANS && use->out * 2 < use->spans * hz3_size_classes[c].objects;
+  return !has_few_spans(c, use) && use->out * 2 < use->objects;
 }
 
 // What caches hold of such a class pins spans, at worst one each, and so does what they hold of a quiet one, even if its spans go as
@@ -283,7 +285,7 @@ static bool is_shrinking(unsigned c, const struct hz3_class_use *use) {
 // this for the home that the object comes from: what is going on in others says nothing of it. 0: no limit.
 static size_t limited_capacity(unsigned c, const void *object, size_t capacity) {
   struct hz3_class_use use = hz3_class_use_at(c, hz3_pages_home_of(object));
-  bool quiet = use.spans > FEW_SPANS && ms_since(&class_times[c].ran_dry_ms) >= QUIET_MS;
+  bool quiet = !has_few_spans(c, &use) && ms_since(&class_times[c].ran_dry_ms) >= QUIET_MS;
   if (!quiet && !is_shrinking(c, &use)) return 0;
   bool comes_again = !quiet && swings(c);
   size_t most = use.out / (comes_again ? SWINGING_PART : SHRINKING_PART);

@@ -49,8 +49,9 @@ void hz3_get_stats(struct hz3_stats *stats) {
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
     struct hz3_class_stats *class = &stats->classes[c];
     class->object_bytes = hz3_size_classes[c].bytes;
-    class->spans = hz3_class_use(c).spans;
-    class->span_bytes = class->spans * hz3_size_classes[c].slices * HZ3_SLICE_BYTES;
+    struct hz3_class_use use = hz3_class_use(c);
+    class->spans = use.spans;
+    class->span_bytes = use.objects / hz3_size_classes[c].objects * hz3_size_classes[c].slices * HZ3_SLICE_BYTES;
     class->cached_objects = hz3_min(cached[c], out[c]);
     class->live_objects = out[c] - class->cached_objects;
     stats->live_bytes += class->live_objects * class->object_bytes;

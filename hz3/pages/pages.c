@@ -116,12 +116,15 @@ bool hz3_pages_is_giving_back(void) { return __atomic_load_n(&hz3_pages.is_givin
 
 // A span of the class, tagged; its list fields are for the caller. If possible of memory that costs no page fault, nor a
 // transfer from another CPU.
-static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, enum wanted last) {
-  unsigned count = hz3_size_classes[size_class].slices, align = hz3_size_classes[size_class].align_slices;
+static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, unsigned times, enum wanted last) {
+  unsigned least = hz3_size_classes[size_class].slices, align = hz3_size_classes[size_class].align_slices, count = least;
   int first = -1;
   struct hz3_chunk *chunk = NULL;
-  int wanted = hz3_pages.dirty_slices < count ? ANY : DIRTY_AT_HOME;
-  for (; wanted >= (int)last && chunk == NULL; wanted--) chunk = find_chunk_locked(count, align, (enum wanted)wanted, home, &first);
+  int wanted = hz3_pages.dirty_slices < least ? ANY : DIRTY_AT_HOME;
+  for (; wanted >= (int)last && chunk == NULL; wanted--) {
+    chunk = find_chunk_locked(count = least * times, align, (enum wanted)wanted, home, &first);
+    if (chunk == NULL && times > 1) chunk = find_chunk_locked(count = least, align, (enum wanted)wanted, home, &first);
+  }
   if (chunk == NULL) return NULL;
   uint64_t mask = hz3_slice_mask((unsigned)first, count);
   uint64_t dirty = chunk->dirty & mask;
@@ -141,6 +144,7 @@ static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, enu
   span->base = chunk->base + (size_t)first * HZ3_SLICE_BYTES;
   span->first_slice = (uint8_t)first;
   span->slices = (uint8_t)count;
+  span->objects = (uint16_t)(hz3_size_classes[size_class].objects * (count / least));
   span->home = (uint8_t)home;
   span->is_clean = dirty == 0;
   span->is_closed = closed != 0;
@@ -164,19 +168,19 @@ static void put_span_back_locked(struct hz3_span *span) {
   hz3_chunk_relist_locked(chunk);
 }
 
-static struct hz3_span *take_span(unsigned size_class, unsigned home, enum wanted last) {
+static struct hz3_span *take_span(unsigned size_class, unsigned home, unsigned times, enum wanted last) {
   hz3_lock_acquire(&hz3_pages.lock);
-  struct hz3_span *span = take_span_locked(size_class, home, last);
+  struct hz3_span *span = take_span_locked(size_class, home, times, last);
   hz3_lock_release(&hz3_pages.lock);
   return span;
 }
 
 // What classes keep for themselves comes before memory that is not resident.
-static struct hz3_span *find_span(unsigned size_class, unsigned home, bool only_there) {
-  struct hz3_span *span = take_span(size_class, home, only_there ? DIRTY_AT_HOME : DIRTY);
+static struct hz3_span *find_span(unsigned size_class, unsigned home, unsigned times, bool only_there) {
+  struct hz3_span *span = take_span(size_class, home, times, only_there ? DIRTY_AT_HOME : DIRTY);
   if (span != NULL || only_there) return span;
   hz3_span_stores_give_up_kept(true);
-  return take_span(size_class, home, ANY);
+  return take_span(size_class, home, times, ANY);
 }
 
 // False if the kernel refuses; the span is free again then.
@@ -295,14 +299,14 @@ static bool is_one_of_many(unsigned size_class, unsigned home) {
   return size_class <= HZ3_SMALL_CLASS_LAST && has_homes && !__atomic_load_n(&hz3_pages.has_opened[size_class][home], __ATOMIC_RELAXED);
 }
 
-static struct hz3_span *alloc_span(unsigned size_class, unsigned home, bool only_there) {
+static struct hz3_span *alloc_span(unsigned size_class, unsigned home, unsigned times, bool only_there) {
   uint32_t *words = HZ3_CHECKED ? hz3_object_words_alloc(size_class) : NULL;
   if (HZ3_CHECKED && words == NULL) return NULL;
   struct hz3_span *span;
   size_t growths;
   do {
     growths = hz3_growth_count(&growth);
-    span = find_span(size_class, home, only_there);
+    span = find_span(size_class, home, times, only_there);
   } while (span == NULL && !only_there && grow(growths, !is_one_of_many(size_class, home)));
   if (span == NULL || (HZ3_CHECKED && span->is_closed && !open_span(span))) {
     if (HZ3_CHECKED) hz3_object_words_free(size_class, words);
@@ -313,7 +317,8 @@ static struct hz3_span *alloc_span(unsigned size_class, unsigned home, bool only
   span->next = span->prev = NULL;
   span->out_words = NULL;
   span->out_word = 0;
-  span->carved = span->settle_out = span->marked_ms = 0;
+  span->settle_out = span->marked_ms = 0;
+  span->carved = 0;
   span->until_settle = 0;
   span->was_purged = span->is_draining = false;
   span->list = HZ3_SPAN_NO_LIST;
@@ -323,8 +328,13 @@ static struct hz3_span *alloc_span(unsigned size_class, unsigned home, bool only
   return span;
 }
 
-struct hz3_span *hz3_pages_alloc_span(unsigned size_class, unsigned home) { return alloc_span(size_class, home, false); }
-struct hz3_span *hz3_pages_alloc_span_at_home(unsigned size_class, unsigned home) { return alloc_span(size_class, home, true); }
+struct hz3_span *hz3_pages_alloc_span(unsigned size_class, unsigned home, unsigned times) {
+  return alloc_span(size_class, home, times, false);
+}
+
+struct hz3_span *hz3_pages_alloc_span_at_home(unsigned size_class, unsigned home, unsigned times) {
+  return alloc_span(size_class, home, times, true);
+}
 
 void hz3_pages_free_span(struct hz3_span *span) {
   unsigned size_class = span->size_class;

@@ -15,16 +15,17 @@ enum { HZ3_SPAN_NO_LIST = 255, HZ3_SPAN_HOMES = 8 };
 
 // A run of slices that holds objects of one class. The descriptor lives in the chunk's metadata, never beside objects.
 // While it is allocated, the fields belong to the box that allocated it, under that box's lock, except those that pages alone
-// writes: `base`, `size_class`, `first_slice`, `slices`, `is_clean` and `is_closed`.
+// writes: `base`, `objects`, `size_class`, `first_slice`, `slices`, `is_clean` and `is_closed`.
 struct hz3_span {
   struct hz3_span *next, *prev;  // list of spans with room; before the first is the last
   char *base;
   uint64_t *out_words;  // one bit per object that is out: handed out, and not come back
   uint64_t out_word;    // where 64 bits are enough
-  uint32_t carved;      // objects [0, carved) were handed out at least once, the rest is untouched memory
   uint32_t settle_out;  // with so few out its list, or what becomes of it, is to be looked at
   int32_t until_settle; // objects that have to come back before that
   uint32_t marked_ms;   // when the pages between its objects were purged, if was_purged; else when a tick first found it sparse, 0: none has
+  uint16_t objects;     // that it has room for: those of the class's smallest span, once or several times
+  uint16_t carved;      // objects [0, carved) were handed out at least once, the rest is untouched memory
   uint16_t size_class;  // 0: not a span
   uint8_t first_slice, slices;
   uint8_t list;   // index of the list it is on, HZ3_SPAN_NO_LIST if on none
@@ -39,7 +40,7 @@ HZ3_STATIC_ASSERT(sizeof(struct hz3_span) <= 64, "one span descriptor per cache 
 
 // What there is of a class, or of one home of it. The two may be of different moments.
 struct hz3_class_use {
-  size_t spans, out;  // out: objects handed out and not come back, those in caches among them
+  size_t spans, objects, out;  // objects: that the spans have room for; out: handed out and not come back, those in caches among them
 };
 
 // A class of which something is wanted again within HZ3_SOON_MS of being given up swings, like what a program needs for each batch;
@@ -47,10 +48,11 @@ struct hz3_class_use {
 enum { HZ3_SOON_MS = 8, HZ3_SWING_MS = 64 };
 
 // A span of the class, tagged, nothing carved; NULL when the kernel gives no more memory. In memory that a span of the same home
-// was the last to use, and that has not been given back since, if there is any. home < HZ3_SPAN_HOMES. Thread-safe.
-struct hz3_span *hz3_pages_alloc_span(unsigned size_class, unsigned home);
+// was the last to use, and that has not been given back since, if there is any. `times` as large as the class's smallest one (which
+// is 1 in the checked lane, and makes 64 slices at most), or as small as that if this spares fresh memory. home < HZ3_SPAN_HOMES. Thread-safe.
+struct hz3_span *hz3_pages_alloc_span(unsigned size_class, unsigned home, unsigned times);
 // The same, NULL if there is no such memory.
-struct hz3_span *hz3_pages_alloc_span_at_home(unsigned size_class, unsigned home);
+struct hz3_span *hz3_pages_alloc_span_at_home(unsigned size_class, unsigned home, unsigned times);
 // Takes back a span of which no object is live or cached. May purge other slices. Thread-safe; keeps errno.
 void hz3_pages_free_span(struct hz3_span *span);
 

@@ -108,8 +108,8 @@ class Pages : public testing::Test {
     hz3_pages_trim(true);
     EXPECT_EQ(Stats().chunks, 0u);
   }
-  hz3_span *Alloc(unsigned c, unsigned home = 0) {
-    hz3_span *span = hz3_pages_alloc_span(c, home);
+  hz3_span *Alloc(unsigned c, unsigned home = 0, unsigned times = 1) {
+    hz3_span *span = hz3_pages_alloc_span(c, home, times);
     EXPECT_NE(span, nullptr);
     live_.insert(span);
     return span;
@@ -240,14 +240,14 @@ TEST_F(Pages, MemoryIsOfTheHomeThatUsedItLast) {
   span = Alloc(kSliceClass, 2);
   ASSERT_EQ(span->base, base);
   Free(span);
-  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 1), nullptr);
-  span = hz3_pages_alloc_span_at_home(kSliceClass, 2);
+  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 1, 1), nullptr);
+  span = hz3_pages_alloc_span_at_home(kSliceClass, 2, 1);
   ASSERT_NE(span, nullptr);
   hz3_pages_free_span(span);
 }
 
 TEST_F(Pages, MemoryStaysWithItsHome) {
-  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 1), nullptr) << "there is none";
+  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 1, 1), nullptr) << "there is none";
   std::vector<hz3_span *> spans[3];
   for (int i = 0; i < 4; i++) spans[1 + i % 2].push_back(Alloc(kSliceClass, static_cast<unsigned>(1 + i % 2)));
   std::set<char *> of_home[3];
@@ -257,19 +257,40 @@ TEST_F(Pages, MemoryStaysWithItsHome) {
       Free(span);
     }
   }
-  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 3), nullptr);
+  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 3, 1), nullptr);
   for (int i = 0; i < 2; i++) EXPECT_EQ(of_home[2].count(Alloc(kSliceClass, 2)->base), 1u);
-  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 2), nullptr) << "all of it is in use";
+  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 2, 1), nullptr) << "all of it is in use";
   hz3_span *other = Alloc(kSliceClass, 2);
   EXPECT_EQ(of_home[1].count(other->base), 1u) << "rather another home's than a page fault";
   char *base = other->base;
   Free(other);
-  other = hz3_pages_alloc_span_at_home(kSliceClass, 2);
+  other = hz3_pages_alloc_span_at_home(kSliceClass, 2, 1);
   ASSERT_NE(other, nullptr) << "it is this home's now";
   EXPECT_EQ(other->base, base);
   hz3_pages_free_span(other);
   hz3_pages_trim(false);
-  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 2), nullptr) << "what was given back is nobody's";
+  EXPECT_EQ(hz3_pages_alloc_span_at_home(kSliceClass, 2, 1), nullptr) << "what was given back is nobody's";
+}
+
+TEST_F(Pages, SeveralTimesAsLargeUnlessThatTakesFreshMemory) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "all spans of a class are of one size";
+  hz3_span *large = Alloc(kSliceClass, 0, 4);
+  EXPECT_EQ(large->slices, 4);
+  EXPECT_EQ(large->objects, 4 * Class(kSliceClass).objects);
+  char *base = large->base;
+  for (int i = 0; i < 4; i++) EXPECT_EQ(hz3_pages_span_of(base + i * HZ3_SLICE_BYTES), large);
+  Free(large);
+  std::vector<hz3_span *> in_order;
+  for (int i = 0; i < 4; i++) in_order.push_back(Alloc(kSliceClass));
+  for (int i = 0; i < 4; i += 2) Free(in_order[static_cast<size_t>(i)]);
+  hz3_span *span = Alloc(kSliceClass, 0, 2);
+  EXPECT_EQ(span->slices, 1) << "of the two slices that were used already none are neighbours";
+  EXPECT_FALSE(span->is_clean);
+  Free(in_order[1]);
+  span = Alloc(kSliceClass, 0, 2);
+  EXPECT_EQ(span->slices, 2);
+  EXPECT_FALSE(span->is_clean);
+  EXPECT_EQ(Alloc(kSliceClass, 0, 3)->slices, 3) << "there is only fresh memory";
 }
 
 TEST_F(Pages, AChunkThatWasUnmappedLeavesNoHomesBehind) {
@@ -551,13 +572,13 @@ TEST_F(FirstChunk, OffersItsHalfWithSmallPagesWhereHugeOnesAreDear) {
 
 void UseWhatIsHeldBack() {
   for (int i = 0; i < HZ3_OFFERED_SLICES; i++) {
-    hz3_span *span = hz3_pages_alloc_span(kSliceClass, 0);
+    hz3_span *span = hz3_pages_alloc_span(kSliceClass, 0, 1);
     HZ3_REQUIRE(span != nullptr);
     memset(span->base, 1, HZ3_SLICE_BYTES);
   }
   hz3_test::RefuseCall(SYS_mmap);
   int more = 0;
-  while (hz3_pages_alloc_span(kSliceClass, 0) != nullptr) more++;
+  while (hz3_pages_alloc_span(kSliceClass, 0, 1) != nullptr) more++;
   HZ3_REQUIRE(more == HZ3_CHUNK_SLICES - HZ3_OFFERED_SLICES);
   _exit(0);
 }
@@ -984,7 +1005,7 @@ TEST_F(Pages, ThreadsNeverShareASpan) {
       std::vector<hz3_span *> live;
       for (int i = 0; i < kRounds; i++) {
         if (live.size() < 20 && random() % 2 == 0) {
-          hz3_span *span = hz3_pages_alloc_span(1 + random() % (HZ3_CLASS_COUNT - 1), random() % HZ3_SPAN_HOMES);
+          hz3_span *span = hz3_pages_alloc_span(1 + random() % (HZ3_CLASS_COUNT - 1), random() % HZ3_SPAN_HOMES, 1);
           auto *cell = reinterpret_cast<uint32_t *>(span->base);
           if (__atomic_exchange_n(cell, 1u, __ATOMIC_RELAXED) != 0) doubled++;
           live.push_back(span);
@@ -1010,7 +1031,7 @@ TEST_F(Pages, ThreadsNeverShareASpan) {
 TEST_F(Pages, ForkLocksOutOthers) {
   hz3_pages_fork_prepare();
   hz3_span *span = nullptr;
-  std::thread other([&] { span = hz3_pages_alloc_span(1, 0); });
+  std::thread other([&] { span = hz3_pages_alloc_span(1, 0, 1); });
   hz3_pages_fork_release();
   other.join();
   ASSERT_NE(span, nullptr);
@@ -1252,13 +1273,13 @@ TEST(Retention, DecaysWithoutRegret) {
   bool works = true;
   hz3_span *last = nullptr;
   size_t spans = 0;
-  for (hz3_span *span; (span = hz3_pages_alloc_span(kSixteenClass, 0)) != nullptr; last = span, spans++) {
+  for (hz3_span *span; (span = hz3_pages_alloc_span(kSixteenClass, 0, 1)) != nullptr; last = span, spans++) {
     char *base = span->base;
     works = works && hz3_pages_span_of(base + HZ3_MIB - 1) == span && hz3_tag_of(base) == -intptr_t{kSixteenClass} * kTagPerClass;
   }
   works = works && spans >= 900;  // of 1024: next to nothing is reserved
   hz3_pages_free_span(last);
-  works = works && hz3_pages_alloc_span(1, 0) != nullptr;
+  works = works && hz3_pages_alloc_span(1, 0, 1) != nullptr;
   if (!works) fprintf(stderr, "%zu spans\n", spans);
   _exit(works ? 0 : 1);
 }
@@ -1268,7 +1289,7 @@ TEST(Retention, DecaysWithoutRegret) {
   hz3_pages_fork_prepare();
   HZ3_REQUIRE(hz3_test::WaitsForALock([] { Stats(); }));
   hz3_lock_release_for_fork(&hz3_pages.lock);
-  HZ3_REQUIRE(hz3_test::WaitsForALock([] { hz3_pages_alloc_span(kSliceClass, 0); }));
+  HZ3_REQUIRE(hz3_test::WaitsForALock([] { hz3_pages_alloc_span(kSliceClass, 0, 1); }));
   _exit(0);
 }
 
@@ -1282,12 +1303,12 @@ TEST(PagesDeathTest, WorkUntilAddressSpaceEnds) {
 
 // A big heap maps several chunks at once; where there is no room for so many, it maps fewer.
 [[noreturn]] void GrowWhereOneChunkFits() {
-  while (Stats().chunks < 32) HZ3_REQUIRE(hz3_pages_alloc_span(kSixteenClass, 0) != nullptr);
-  while (Stats().free_bytes > 0) HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass, 0) != nullptr);
+  while (Stats().chunks < 32) HZ3_REQUIRE(hz3_pages_alloc_span(kSixteenClass, 0, 1) != nullptr);
+  while (Stats().free_bytes > 0) HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass, 0, 1) != nullptr);
   const size_t chunks = Stats().chunks, limit_bytes = hz3_test::AddressSpaceBytes() + 2 * HZ3_CHUNK_BYTES - HZ3_MIB;
   rlimit limit = {limit_bytes, limit_bytes};
   HZ3_REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
-  HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass, 0) != nullptr && Stats().chunks == chunks + 1);
+  HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass, 0, 1) != nullptr && Stats().chunks == chunks + 1);
   _exit(0);
 }
 
@@ -1295,7 +1316,7 @@ TEST(PagesDeathTest, MapsNoMoreChunksThanThereIsRoomFor) { EXPECT_EXIT(GrowWhere
 
 // Between the call that asks for the huge page and the next step, another thread offers all that is held back, as a trim does.
 [[noreturn]] void OfferWhileTheHalfIsOffered() {
-  HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass, 0) != nullptr);
+  HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass, 0, 1) != nullptr);
   int listener = hz3_test::ListenToCall(SYS_madvise);
   std::atomic<int> heard{0};
   std::thread other([&] {
@@ -1320,7 +1341,7 @@ TEST(PagesDeathTest, AHalfThatIsBeingOfferedIsNobodyElses) {
 [[noreturn]] void TickWhileOthersFree() {
   std::map<hz3_chunk *, std::vector<hz3_span *>> chunks;
   while (Stats().chunks < 7) {
-    hz3_span *span = hz3_pages_alloc_span(kSliceClass, 0);
+    hz3_span *span = hz3_pages_alloc_span(kSliceClass, 0, 1);
     chunks[ChunkOf(span)].push_back(span);
   }
   std::vector<std::vector<hz3_span *>> whole;
@@ -1359,7 +1380,7 @@ TEST(PagesDeathTest, ATickPurgesWhatWasIdle) {
 [[noreturn]] void TrimWithoutUnmapping() {
   std::vector<hz3_span *> spans;
   for (int i = 0; i < 8; i++) {
-    spans.push_back(hz3_pages_alloc_span(kSixteenClass, 0));
+    spans.push_back(hz3_pages_alloc_span(kSixteenClass, 0, 1));
     memset(spans[i]->base, 1, HZ3_MIB);
   }
   for (hz3_span *span : spans) hz3_pages_free_span(span);
@@ -1373,7 +1394,7 @@ TEST(PagesDeathTest, ATickPurgesWhatWasIdle) {
   HZ3_REQUIRE(Stats().mapped_bytes == mapped && Stats().free_bytes == mapped && Stats().dirty_bytes == 0);
   // All of it can be had again, clean, and is found again.
   for (size_t i = 0; i < spans.size(); i++) {
-    hz3_span *span = hz3_pages_alloc_span(kSixteenClass, 0);
+    hz3_span *span = hz3_pages_alloc_span(kSixteenClass, 0, 1);
     char *base = span->base;
     HZ3_REQUIRE(IsZero(base, HZ3_MIB) && hz3_pages_span_of(base) == span && hz3_tag_of(base) == -intptr_t{kSixteenClass} * kTagPerClass);
   }
@@ -1401,7 +1422,7 @@ TEST(PagesDeathTest, ChunksThatCannotBeUnmappedAreUsedAgain) {
 [[noreturn]] void AllocWithoutPageMap() {
   size_t before = hz3_test::AddressSpaceBytes();
   hz3_test::RefuseCall(SYS_mmap, sizeof(hz3_page_map_leaf));
-  for (int i = 0; i < 3; i++) HZ3_REQUIRE(hz3_pages_alloc_span(1, 0) == nullptr);
+  for (int i = 0; i < 3; i++) HZ3_REQUIRE(hz3_pages_alloc_span(1, 0, 1) == nullptr);
   HZ3_REQUIRE(Stats().mapped_bytes == 0 && hz3_test::AddressSpaceBytes() < before + HZ3_CHUNK_BYTES);
   _exit(0);
 }
@@ -1414,19 +1435,19 @@ TEST(PagesDeathTest, WithoutAPageMapThereIsNoChunk) {
 
 // Slices of the first chunk get access when they are used. Where the kernel refuses that, they stay free.
 [[noreturn]] void AllocWithoutAccess() {
-  hz3_span *span = hz3_pages_alloc_span(1, 0);
+  hz3_span *span = hz3_pages_alloc_span(1, 0, 1);
   char *base = span->base, *next = base + HZ3_SLICE_BYTES;
   memset(base, 1, HZ3_SLICE_BYTES);
   hz3_pages_stats before = Stats();
   hz3_test::RefuseCall(SYS_mprotect);
   for (unsigned c : {1u, kSliceClass, kSixteenClass}) {
-    HZ3_REQUIRE(hz3_pages_alloc_span(c, 0) == nullptr);
+    HZ3_REQUIRE(hz3_pages_alloc_span(c, 0, 1) == nullptr);
     HZ3_REQUIRE(Stats().free_bytes == before.free_bytes && Stats().dirty_bytes == before.dirty_bytes);
     HZ3_REQUIRE(hz3_pages_span_of(next) == nullptr && hz3_tag_of(next) == 0);
   }
   // What has access already goes on serving.
   hz3_pages_free_span(span);
-  HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass, 0) == span && hz3_pages_span_of(base) == span);
+  HZ3_REQUIRE(hz3_pages_alloc_span(kSliceClass, 0, 1) == span && hz3_pages_span_of(base) == span);
   memset(base, 2, HZ3_SLICE_BYTES);
   _exit(0);
 }
@@ -1442,7 +1463,7 @@ TEST(PagesDeathTest, MapsSayWhenTheyHaveNoMemory) { EXPECT_EXIT(ReserveWithoutMe
 
 [[noreturn]] void WidenTheWindow() {
   // A chunk far from the first one: the window must widen and keep the tags it has.
-  hz3_span *first = hz3_pages_alloc_span(1, 0);
+  hz3_span *first = hz3_pages_alloc_span(1, 0, 1);
   char *base = first->base;
   const struct hz3_tag_map *before = hz3_tag_map;
   char *far = base - (size_t{1} << 40);

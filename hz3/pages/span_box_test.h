@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <random>
 #include <set>
@@ -79,13 +80,25 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
     return std::string("^hz3: fatal: ") + what + ": pointer 0x[0-9a-f]+" + (has_size ? size : "") + "\n$";
   }
   char *BaseOf(void *object) const { return hz3_pages_span_of(object)->base; }
+  std::map<hz3_span *, std::vector<void *>> BySpan() const {
+    std::map<hz3_span *, std::vector<void *>> spans;
+    for (void *object : live_) spans[hz3_pages_span_of(object)].push_back(object);
+    return spans;
+  }
+  // How many times as large as the smallest span the largest one is: no more than 256 KiB, for 64 objects.
+  size_t MostTimes() const {
+    size_t slices = hz3_size_classes[c_].slices, times = 1;
+    for (; !HZ3_CHECKED && (times + 1) * slices <= 4 && times * per_span_ < 64; times++)
+      if (c_ > HZ3_SMALL_CLASS_LAST && (times + 1) * per_span_ > 64) break;
+    return times;
+  }
 
   // More dirty slices than may stay. Address space only: nothing is touched. Another thread may end it at once by using
   // a slice that was purged.
   static void StartGivingBack() {
     for (size_t count = 16; count <= 4096 && !hz3_pages_is_giving_back(); count *= 2) {
       std::vector<hz3_span *> spans;
-      for (size_t i = 0; i < count; i++) spans.push_back(hz3_pages_alloc_span(HZ3_CLASS_COUNT - 1, 0));
+      for (size_t i = 0; i < count; i++) spans.push_back(hz3_pages_alloc_span(HZ3_CLASS_COUNT - 1, 0, 1));
       for (hz3_span *span : spans) hz3_pages_free_span(span);
     }
   }
@@ -282,10 +295,57 @@ TEST_P(SpanBoxTest, ObjectMemoryIsNeverTouched) {
   ASSERT_EQ(mprotect(base, span_bytes, PROT_READ | PROT_WRITE), 0);
 }
 
+// None is more than a fourth of what the class had before, but for the smallest.
+TEST_P(SpanBoxTest, SpansGrowWithTheirClass) {
+  std::set<hz3_span *> seen;
+  size_t most = 0, room = 0;
+  while (room < 24 * per_span_) {
+    hz3_span *span = hz3_pages_span_of(Fetch(1)[0]);
+    if (!seen.insert(span).second) continue;
+    size_t times = span->slices / hz3_size_classes[c_].slices;
+    EXPECT_EQ(span->slices, times * hz3_size_classes[c_].slices);
+    EXPECT_EQ(span->objects, times * per_span_);
+    EXPECT_LE(span->objects, per_span_ + room / 4);
+    most = std::max(most, times);
+    room += span->objects;
+    Fetch(span->objects - 1u);
+    EXPECT_EQ(BySpan()[span].size(), span->objects) << "all of one span before the next";
+    EXPECT_EQ(kBox.use(c_).objects, room);
+    EXPECT_EQ(kBox.use(c_).spans, seen.size());
+  }
+  EXPECT_EQ(most, MostTimes());
+  std::vector<void *> objects(live_.begin(), live_.end());
+  std::sort(objects.begin(), objects.end());
+  for (size_t i = 1; i < objects.size(); i++) ASSERT_LE(static_cast<char *>(objects[i - 1]) + bytes_, static_cast<char *>(objects[i]));
+  for (void *object : objects) ASSERT_EQ(reinterpret_cast<uintptr_t>(object) % (bytes_ & -bytes_), 0u);
+  std::shuffle(objects.begin(), objects.end(), std::mt19937(1));
+  Release(objects);
+  EXPECT_EQ(kBox.use(c_).objects, 0u);
+}
+
+TEST_P(SpanBoxTest, LargeSpansGiveTheirPagesBack) {
+  if (MostTimes() == 1 || MostTimes() * per_span_ < 8) GTEST_SKIP() << "spans of this class do not grow, or have too few objects to be hollow";
+  for (void *object : Fetch(24 * per_span_)) memset(object, 0x5a, bytes_);
+  for (int i = 0; i < 100; i++) hz3_pages_purge_idle();
+  StartGivingBack();
+  size_t looked_at = 0;
+  for (auto &[span, objects] : BySpan()) {
+    char *kept = static_cast<char *>(objects.back()), *base = span->base;
+    objects.pop_back();
+    bool is_half_empty = kBox.use(c_).out * 2 <= kBox.use(c_).objects;
+    Release(objects);
+    if (!is_half_empty || span->slices == hz3_size_classes[c_].slices) continue;
+    looked_at++;
+    for (char *at = base; at < base + span->slices * HZ3_SLICE_BYTES; at += hz3_os_page_bytes())
+      EXPECT_EQ(IsResident(at), at + hz3_os_page_bytes() > kept && at < kept + bytes_);
+  }
+  EXPECT_GT(looked_at, 0u);
+}
+
 TEST_P(SpanBoxTest, HollowSpansGiveTheirPagesBack) {
   if (per_span_ < 4) GTEST_SKIP() << "a span of so few objects is never hollow";
   if (HZ3_CHECKED) GTEST_SKIP() << "the pattern in free blocks stays";
-  const size_t kSpans = 6, page = hz3_os_page_bytes();
+  const size_t kSpans = 4, page = hz3_os_page_bytes();
   std::vector<void *> objects = Fetch(kSpans * per_span_), kept;
   for (void *object : objects) memset(object, 0x5a, bytes_);
   std::sort(objects.begin(), objects.end());
@@ -719,7 +779,7 @@ TEST_P(SpanBoxKeepTest, FreeSpansStayWhereTheyAreWantedAgain) {
 }
 
 TEST_P(SpanBoxKeepTest, NoMoreFreeSpansStayThanWereWantedAgain) {
-  Fetch((kKept + 2) * per_span_);
+  Fetch((kKept + 1) * per_span_);
   ReleaseAll();
   EXPECT_LE(UsedBytes(), kKept * SpanBytes());
 }
@@ -728,7 +788,7 @@ TEST_P(SpanBoxKeepTest, OthersGetKeptSpansBeforeMemoryThatIsNotThere) {
   hz3_pages_stats stats;
   hz3_pages_get_stats(&stats);
   ASSERT_EQ(stats.dirty_bytes, 0u) << "all that was ever used is kept";
-  hz3_span *other = hz3_pages_alloc_span(kBox.other_class, 0);
+  hz3_span *other = hz3_pages_alloc_span(kBox.other_class, 0, 1);
   EXPECT_EQ(UsedBytes(), other->slices * HZ3_SLICE_BYTES);
   EXPECT_FALSE(other->is_clean);
   hz3_pages_free_span(other);

@@ -33,6 +33,10 @@ enum { DRAIN_SHARE = 8, DRAIN_FEW_SPANS = 4, DRAIN_EXCHANGE = 512, DRAIN_MOST_BY
 // A store keeps as many free spans as were wanted again within HZ3_SOON_MS of leaving it; all stores together so much, and who finds no
 // other memory that is resident gets what they keep (docs/decisions/0038).
 enum { KEPT_MOST_SLICES = (size_t)4 * HZ3_RETAIN_MIN_BYTES / HZ3_SLICE_BYTES };
+// Most of what a span costs it costs as a whole: its lists, its locks, its way to the pages and back. So a span has room for as many
+// objects as a word has bits, if WIDE_SLICES are enough for so many; but none is more than a part of what its class has already, or
+// programs that need a little of many classes would have more memory for it (docs/decisions/0039).
+enum { WIDE_OBJECTS = 64, WIDE_SLICES = 4, WIDE_PART = 4 };
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
 #define FITS_WORDS(class, below, bytes, slices, objects) _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits");
 HZ3_SIZE_CLASSES(FITS_WORDS)
@@ -40,7 +44,31 @@ HZ3_SIZE_CLASSES(FITS_WORDS)
 static struct hz3_span_store *keeping;  // linked by next_keeping; pushed by compare-and-swap, never taken off
 static uint32_t kept_most_slices;       // that all stores together may keep; relaxed, written when what they have learned changes
 
-static size_t room_of(const struct hz3_span *span) { return hz3_size_classes[span->size_class].objects - hz3_span_objects_out(span); }
+static size_t room_of(const struct hz3_span *span) { return span->objects - hz3_span_objects_out(span); }
+
+// Of the classes that have a bitmap out of line if need be, those of small blocks, the objects may be more than WIDE_OBJECTS.
+static unsigned most_times(unsigned size_class) {
+  const struct hz3_size_class *class = &hz3_size_classes[size_class];
+  unsigned more = size_class <= HZ3_SMALL_CLASS_LAST ? class->objects - 1u : 0;
+  return hz3_max(1, hz3_min((WIDE_OBJECTS + more) / class->objects, WIDE_SLICES / class->slices));
+}
+
+static uint32_t widest_slices(unsigned size_class) { return most_times(size_class) * hz3_size_classes[size_class].slices; }
+
+unsigned hz3_span_store_next_times(const struct hz3_span_store *store, unsigned size_class) {
+  size_t now = hz3_read_figure(&store->objects) / hz3_size_classes[size_class].objects;
+  return HZ3_CHECKED ? 1 : (unsigned)hz3_min(most_times(size_class), 1 + now / WIDE_PART);
+}
+
+static void add_span_locked(struct hz3_span_store *store, const struct hz3_span *span) {
+  hz3_add_to_figure(&store->spans, 1);
+  hz3_add_to_figure(&store->objects, span->objects);
+}
+
+static void remove_span_locked(struct hz3_span_store *store, const struct hz3_span *span) {
+  hz3_take_from_figure(&store->spans, 1);
+  hz3_take_from_figure(&store->objects, span->objects);
+}
 
 // The first of a list points back to the last, so that a walk can take from the end while others fetch from the front.
 static void unlink_locked(struct hz3_span_store *store, struct hz3_span *span) {
@@ -82,7 +110,7 @@ static void settle_at(struct hz3_span *span, size_t out) {
 
 // Puts the span where its room says, after the room changed.
 static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
-  size_t room = room_of(span), objects = hz3_size_classes[span->size_class].objects;
+  size_t room = room_of(span), objects = span->objects;
   uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects) + (room * 4 >= objects * 3));
   if (list == SPARSE_LIST && span->was_purged) list = PURGED_LIST;
   settle_at(span, next_settle(span, list, objects));
@@ -99,7 +127,7 @@ static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
   return NULL;
 }
 
-static bool is_carved(const struct hz3_span *span) { return span->carved == hz3_size_classes[span->size_class].objects; }
+static bool is_carved(const struct hz3_span *span) { return span->carved == span->objects; }
 
 // The emptiest span with room, for another home; one that was purged within if there is no other. None of which less than a quarter is
 // free: with each refill one would change hands for a few objects, and take all the others to the home of a stranger. Rather not one that
@@ -135,7 +163,7 @@ struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned
   if (span != NULL) {
     unlist_locked(store, span);
     *live = hz3_span_objects_out(span);
-    hz3_take_from_figure(&store->spans, 1);
+    remove_span_locked(store, span);
     hz3_take_from_figure(&store->live_objects, *live);
     set_home(span, new_home);  // from here on objects come back to it under the new home's lock
   }
@@ -174,7 +202,7 @@ static void carve(struct hz3_span *span, void **end, size_t count) {
   size_t bytes = hz3_size_classes[span->size_class].bytes, per_line = count > SPREAD_MOST ? 1 : (HZ3_CACHE_LINE + bytes - 1) / bytes;
   char *at = span->base + span->carved * bytes;
   mark_as_out(span, span->carved, count);
-  span->carved += (uint32_t)count;
+  span->carved = (uint16_t)(span->carved + count);
   for (size_t first = 0; first < per_line; first++) {
     for (size_t i = first; i < count; i += per_line) *--end = at + i * bytes;
   }
@@ -195,8 +223,8 @@ static uint32_t look_at_clock(uint32_t *now_ms) {
 }
 
 static bool is_draining(const struct hz3_span_store *store, const struct hz3_size_class *class, uint32_t *now_ms) {
-  if (HZ3_CHECKED || class->bytes > DRAIN_MOST_BYTES || store->drains_in_vain || store->spans <= DRAIN_FEW_SPANS) return false;
-  if (store->live_objects * DRAIN_SHARE > store->spans * class->objects * (DRAIN_SHARE - 1)) return false;
+  if (HZ3_CHECKED || class->bytes > DRAIN_MOST_BYTES || store->drains_in_vain || store->objects <= (size_t)DRAIN_FEW_SPANS * class->objects) return false;
+  if (store->live_objects * DRAIN_SHARE > store->objects * (DRAIN_SHARE - 1)) return false;
   return !swings(store, look_at_clock(now_ms));
 }
 
@@ -214,7 +242,7 @@ static size_t take_from_locked(struct hz3_span_store *store, struct hz3_span *sp
   span->was_purged = false;
   span->marked_ms = 0;
   size_t taken = take_returned(span, end, count);
-  size_t fresh = hz3_min(count - taken, hz3_size_classes[span->size_class].objects - span->carved);
+  size_t fresh = hz3_min(count - taken, (size_t)span->objects - span->carved);
   carve(span, end - taken, fresh);
   span->until_settle += (int32_t)(taken + fresh);
   if (taken > 0 || !span->is_clean) *is_clean = false;
@@ -244,9 +272,11 @@ static void unlearn_locked(struct hz3_span_store *store, uint32_t slices, uint32
 }
 
 static struct hz3_span *take_kept_locked(struct hz3_span_store *store) {
+  struct hz3_span *span = hz3_span_heap_take(&store->kept);
   hz3_take_from_figure(&store->kept_count, 1);
+  hz3_take_from_figure(&store->kept_slices, span->slices);
   store->kept_low = hz3_min(store->kept_low, (uint32_t)store->kept_count);
-  return hz3_span_heap_take(&store->kept);
+  return span;
 }
 
 // The fullest span with room, or one that was kept; NULL if there is neither.
@@ -254,8 +284,9 @@ static struct hz3_span *next_locked(struct hz3_span_store *store) {
   struct hz3_span *span = fullest_locked(store);
   if (span != NULL || store->kept == NULL) return span;
   note_wanted_locked(store);
-  hz3_add_to_figure(&store->spans, 1);
-  return take_kept_locked(store);
+  span = take_kept_locked(store);
+  add_span_locked(store, span);
+  return span;
 }
 
 static size_t fetch_locked(struct hz3_span_store *store, void **end, size_t count, bool *is_clean) {
@@ -285,8 +316,8 @@ size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t cou
 size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *span, size_t live, void **out, size_t count, bool *is_clean) {
   hz3_lock_acquire(&store->lock);
   note_wanted_locked(store);
-  learn_to_keep_locked(store, span->slices);
-  hz3_add_to_figure(&store->spans, 1);
+  learn_to_keep_locked(store, widest_slices(span->size_class));
+  add_span_locked(store, span);
   // From this one first, even if others have got room meanwhile: a span of which nothing is out would never come back as a whole.
   span->list = HZ3_SPAN_NO_LIST;
   size_t got = take_from_locked(store, span, out + count, count, is_clean);
@@ -326,17 +357,16 @@ static void keep_locked(struct hz3_span_store *store, struct hz3_span *span, voi
   settle_at(span, 0);
   hz3_span_heap_add(&store->kept, span);
   hz3_add_to_figure(&store->kept_count, 1);
+  hz3_add_to_figure(&store->kept_slices, span->slices);
   if (store->free_span != NULL) return;
   store->free_span = free_span;
-  store->span_slices = span->slices;
+  store->widest_slices = widest_slices(span->size_class);
   store->next_keeping = __atomic_load_n(&keeping, __ATOMIC_RELAXED);
   // Release: pairs with the acquire in first_keeping.
   while (!__atomic_compare_exchange_n(&keeping, &store->next_keeping, store, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) continue;
 }
 
-static bool is_half_empty(const struct hz3_span_store *store, size_t objects) {
-  return store->live_objects * 2 <= store->spans * objects;
-}
+static bool is_half_empty(const struct hz3_span_store *store) { return store->live_objects * 2 <= store->objects; }
 
 // Puts a span where its objects say after some came back: an entirely free one is kept, or leaves the store.
 static void place_locked(struct hz3_span_store *store, struct hz3_span *span, struct off_list *off) {
@@ -347,9 +377,9 @@ static void place_locked(struct hz3_span_store *store, struct hz3_span *span, st
     return;
   }
   unlink_locked(store, span);
-  hz3_take_from_figure(&store->spans, 1);
+  remove_span_locked(store, span);
   store->left_ms = look_at_clock(&off->now_ms);
-  if (!swings(store, store->left_ms)) unlearn_locked(store, span->slices, store->kept_most);
+  if (!swings(store, store->left_ms)) unlearn_locked(store, widest_slices(span->size_class), store->kept_most);
   if (store->kept_count < store->kept_most) {
     keep_locked(store, span, off->free_span);
     return;
@@ -368,12 +398,12 @@ static void take_to_purge_locked(struct hz3_span_store *store, struct hz3_span *
 
 // After `count` objects of the span came back, no more than `settle_out` are out.
 static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_span *span, size_t count, struct off_list *off) {
-  size_t out = hz3_span_objects_out(span), out_before = out + count, objects = hz3_size_classes[span->size_class].objects;
+  size_t out = hz3_span_objects_out(span), out_before = out + count;
   bool has_crossed = (out <= HOLLOW_OBJECTS && out_before > HOLLOW_OBJECTS) || (out == 1 && out_before > 1);
-  bool is_hollow = has_crossed && out > 0 && out * 4 <= objects;
+  bool is_hollow = has_crossed && out > 0 && out * 4 <= span->objects;
   if (span->list == PURGED_LIST && out > HOLLOW_OBJECTS) span->was_purged = false;
   if (HZ3_CHECKED || !is_hollow || span->list == HZ3_SPAN_OFF_LISTS || off->hollow_count == HOLLOW_MOST || !hz3_pages_is_giving_back() ||
-      !is_half_empty(store, objects)) {
+      !is_half_empty(store)) {
     place_locked(store, span, off);
     return;
   }
@@ -474,7 +504,7 @@ static void give_up_kept(struct hz3_span_store *store, bool all) {
   struct hz3_span *gone = NULL;
   hz3_lock_acquire(&store->lock);
   bool is_over = all || !swings(store, (uint32_t)hz3_os_now_ms());
-  unlearn_locked(store, store->span_slices, is_over ? store->kept_most : hz3_min(store->kept_low, store->kept_most));
+  unlearn_locked(store, store->widest_slices, is_over ? store->kept_most : hz3_min(store->kept_low, store->kept_most));
   for (size_t count = is_over ? store->kept_count : store->kept_low; count > 0; count--) {
     struct hz3_span *span = take_kept_locked(store);
     span->next = gone;
@@ -498,7 +528,7 @@ void hz3_span_stores_give_up_kept(bool all) {
 size_t hz3_span_stores_kept_bytes(void) {
   size_t bytes = 0;
   for (struct hz3_span_store *store = first_keeping(); store != NULL; store = store->next_keeping)
-    bytes += hz3_read_figure(&store->kept_count) * store->span_slices * HZ3_SLICE_BYTES;
+    bytes += hz3_read_figure(&store->kept_slices) * HZ3_SLICE_BYTES;
   return bytes;
 }
 
@@ -579,7 +609,7 @@ __attribute__((noreturn)) static HZ3_COLD void refuse(const struct hz3_span *spa
 // The number of the object in its span.
 HZ3_INLINE size_t index_in(const struct hz3_span *span, const struct hz3_size_class *class, const void *object) {
   size_t index = number_from(span->base, class, object);
-  if (HZ3_UNLIKELY(index >= class->objects)) refuse(span, object);
+  if (HZ3_UNLIKELY(index >= span->objects)) refuse(span, object);
   return index;
 }
 
@@ -615,7 +645,7 @@ HZ3_INLINE size_t stretch_of(void **next, size_t most, size_t bytes) {
 // Marks the object, of number `index`, and those after it that lie in the same word of the span's bitmap; returns their end. The word
 // stays in a register, because a load of it would wait for the store before.
 HZ3_INLINE void **mark_word(struct hz3_span *span, const struct hz3_size_class *class, size_t index, void **next, void **end, bool in_stretches) {
-  size_t bit = index % 64, first = index - bit, limit = hz3_min(class->objects - first, 64);
+  size_t bit = index % 64, first = index - bit, limit = hz3_min(span->objects - first, 64);
   const char *start = span->base + first * class->bytes;
   uint64_t *at = &span->out_words[index / 64], out = *at;
   do {
@@ -650,7 +680,7 @@ HZ3_INLINE void **release_words_locked(struct hz3_span_store *store, unsigned ho
     void **run = next;
     size_t index = index_in(span, &class, *next);
     do next = mark_word(span, &class, index, next, end, in_stretches);
-    while (next != end && (index = number_from(span->base, &class, *next)) < class.objects);
+    while (next != end && (index = number_from(span->base, &class, *next)) < span->objects);
     end_run_locked(store, span, (size_t)(next - run), off);
   }
   return others;

@@ -25,14 +25,15 @@ struct hz3_span_store {
   uint32_t listed[HZ3_SPAN_LISTS];         // how many spans are on each
   size_t live_objects;                     // handed out and not come back
   size_t spans;
+  size_t objects;                          // that its spans have room for
   size_t exchanged, spans_then;            // objects fetched and come back since a moment, and the spans then
   uint32_t left_ms, swung_ms;              // when a span last became free, and when one was wanted soon after that
   struct hz3_span *kept;                   // free spans that wait here until the class wants them again, see span_heap.h
-  size_t kept_count;
+  size_t kept_count, kept_slices;
   uint32_t kept_low;                       // fewest since the last tick
   uint32_t kept_most;                      // how many may be kept: so many were wanted again soon after they had left
   uint32_t left;                           // spans that left and were not wanted again yet
-  uint32_t span_slices;                    // of a store that ever kept any, as are what frees its spans and the next of those
+  uint32_t widest_slices;                  // of its spans, for a store that ever kept any, as are what frees its spans and the next of those
   void (*free_span)(struct hz3_span *span);
   struct hz3_span_store *next_keeping;
   bool drains_in_vain;                     // threads are to keep what they free even where spans are empty enough to drain
@@ -43,7 +44,7 @@ HZ3_INLINE size_t hz3_span_objects_out(const struct hz3_span *span) { return spa
 
 // Racy, for hints and statistics.
 HZ3_INLINE struct hz3_class_use hz3_span_store_use(const struct hz3_span_store *store) {
-  return (struct hz3_class_use){hz3_read_figure(&store->spans), hz3_read_figure(&store->live_objects)};
+  return (struct hz3_class_use){hz3_read_figure(&store->spans), hz3_read_figure(&store->objects), hz3_read_figure(&store->live_objects)};
 }
 
 // Takes up to `count` objects out of the spans with room, or that are kept; 0 if there is none. What is to be popped first, from the
@@ -52,6 +53,8 @@ size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t cou
 // Takes a span with room away, for another home, into whose store it has to go; NULL if there is none. `live`: how many of its
 // objects are out.
 struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned new_home, size_t *live);
+// How many times as large as the class's smallest span the store's next one is to be. Racy.
+unsigned hz3_span_store_next_times(const struct hz3_span_store *store, unsigned size_class);
 // Adds such a span, or a fresh one, of which no object is out and the bitmap is in place, and fetches.
 size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *span, size_t live, void **out, size_t count, bool *is_clean);
 // Puts objects back into the stores of their spans' homes, of which the first is given; those in `objects` are in another order

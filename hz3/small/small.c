@@ -17,15 +17,14 @@ static void note_home(unsigned home) {
 }
 
 // Whole cache lines: spans of different homes share none (docs/decisions/0029). 0: the span's own word is enough.
-static size_t bitmap_bytes(unsigned size_class) {
-  size_t objects = hz3_size_classes[size_class].objects;
-  return objects <= 64 ? 0 : hz3_max(hz3_ceil_power_of_two((objects + 63) / 64 * 8), HZ3_CACHE_LINE);
+static size_t bitmap_bytes(const struct hz3_span *span) {
+  return span->objects <= 64 ? 0 : hz3_max(hz3_ceil_power_of_two((span->objects + 63u) / 64 * 8), HZ3_CACHE_LINE);
 }
 
 // With its bitmap; NULL when out of memory. Takes NULL for a span.
-static struct hz3_span *with_bitmap(struct hz3_span *span, unsigned size_class) {
+static struct hz3_span *with_bitmap(struct hz3_span *span) {
   if (span == NULL) return NULL;
-  size_t bytes = bitmap_bytes(size_class);
+  size_t bytes = bitmap_bytes(span);
   span->out_words = bytes == 0 ? &span->out_word : (uint64_t *)hz3_metadata_alloc_bitmap(bytes);
   if (span->out_words != NULL) return span;
   hz3_pages_free_span(span);
@@ -33,7 +32,7 @@ static struct hz3_span *with_bitmap(struct hz3_span *span, unsigned size_class) 
 }
 
 static void free_span(struct hz3_span *span) {
-  size_t bytes = bitmap_bytes(span->size_class);
+  size_t bytes = bitmap_bytes(span);
   if (bytes != 0) hz3_metadata_free_bitmap(span->out_words, bytes);
   hz3_pages_free_span(span);
 }
@@ -52,9 +51,10 @@ size_t hz3_small_fetch(unsigned home, unsigned size_class, void **out, size_t co
   note_home(home);
   size_t got = hz3_span_store_fetch(&stores[size_class][home], out, count, &is_clean), live = 0;
   if (got > 0) return got;
-  struct hz3_span *span = with_bitmap(hz3_pages_alloc_span_at_home(size_class, home), size_class);
+  unsigned times = hz3_span_store_next_times(&stores[size_class][home], size_class);
+  struct hz3_span *span = with_bitmap(hz3_pages_alloc_span_at_home(size_class, home, times));
   if (span == NULL) span = take_over(size_class, home, &live);
-  if (span == NULL) span = with_bitmap(hz3_pages_alloc_span(size_class, home), size_class);
+  if (span == NULL) span = with_bitmap(hz3_pages_alloc_span(size_class, home, times));
   if (span != NULL) return hz3_span_store_fetch_from(&stores[size_class][home], span, live, out, count, &is_clean);
   for (home = 0; got == 0 && home < home_count(); home++) got = hz3_span_store_fetch(&stores[size_class][home], out, count, &is_clean);
   return got;
@@ -80,10 +80,11 @@ size_t hz3_small_purge_sparse(unsigned size_class, uint32_t now_ms, size_t most)
 struct hz3_class_use hz3_small_use_at(unsigned size_class, unsigned home) { return hz3_span_store_use(&stores[size_class][home]); }
 
 struct hz3_class_use hz3_small_use(unsigned size_class) {
-  struct hz3_class_use sum = {0, 0};
+  struct hz3_class_use sum = {0, 0, 0};
   for (unsigned i = 0, count = home_count(); i < count; i++) {
     struct hz3_class_use use = hz3_small_use_at(size_class, i);
     sum.spans += use.spans;
+    sum.objects += use.objects;
     sum.out += use.out;
   }
   if (sum.out > PTRDIFF_MAX) sum.out = 0;  // the figures were read at different times

@@ -169,7 +169,7 @@ namespace {
   void *object;
   HZ3_REQUIRE(hz3_small_fetch(1, c, &object, 1) == 1);
   hz3_test::RefuseCall(SYS_mmap);
-  while (hz3_pages_alloc_span(c, 0) != nullptr) continue;
+  while (hz3_pages_alloc_span(c, 0, 1) != nullptr) continue;
   size_t got = 1;
   while (hz3_small_fetch(2, c, &object, 1) == 1) got++;
   HZ3_REQUIRE(got == hz3_size_classes[c].objects);
