@@ -203,7 +203,6 @@ def _remote_matrix() -> list[Case]:
     )
 
 
-
 FRAME_WAYS = {
     "ordered": ("freed in that order", "order=0"),
     "random": ("freed at random", "order=1"),
@@ -237,7 +236,7 @@ FRAMES = [
     for threads in (1, 2)
 ]
 
-# What an operation is differs by more than ten between the kinds.
+# One operation of `versions` is some twenty allocations, of the others a few.
 CONTAINERS = [
     Case(f"containers/{kind}/t{threads}", "containers", stresses,
          _sized(f"threads={threads} iters={{n}} seed=1 {kind}",

@@ -13,7 +13,6 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -77,6 +76,7 @@ uint64_t count_nodes(const Node& node) {
   return count;
 }
 
+// The last one is finished, even if it has more nodes than were asked for.
 void documents(uint64_t ops, Random& random) {
   constexpr size_t kKept = 8;
   struct Document {
@@ -280,12 +280,7 @@ int main(int argc, char** argv) {
   }
   unsigned threads = static_cast<unsigned>(args[0].value);
   Run run = {kind, args[1].value, args[2].value};
-  uint64_t start = wl_now_ns();
-  if (threads == 1) {
-    work(0, &run);
-  }
-  double time = wl_seconds(threads == 1 ? wl_now_ns() - start
-                                        : wl_run_threads(threads, work, &run));
+  double time = wl_seconds(wl_run(threads, work, &run));
   uint64_t ops = threads * run.ops;
   std::printf("containers: kind=%s threads=%u ops=%" PRIu64
               " time=%.6f ops/s=%.2f\n",

@@ -145,12 +145,7 @@ int main(int argc, char** argv) {
   for (unsigned i = 0; i < threads; i++) {
     run.workers[i].blocks = wl_map(run.most * sizeof(*run.workers[i].blocks));
   }
-  uint64_t start = wl_now_ns();
-  if (threads == 1) {
-    work(0, NULL);
-  }
-  double time = wl_seconds(threads == 1 ? wl_now_ns() - start
-                                        : wl_run_threads(threads, work, NULL));
+  double time = wl_seconds(wl_run(threads, work, NULL));
   uint64_t pairs = 0;
   for (unsigned i = 0; i < threads; i++) {
     pairs += run.workers[i].pairs;

@@ -78,12 +78,7 @@ int main(int argc, char** argv) {
   unsigned threads = (unsigned)args[0].value;
   struct run run = {.pairs = args[1].value,
                     .workers = wl_map(threads * sizeof(struct worker))};
-  uint64_t start = wl_now_ns();
-  if (threads == 1) {
-    work(0, &run);
-  }
-  double time = wl_seconds(threads == 1 ? wl_now_ns() - start
-                                        : wl_run_threads(threads, work, &run));
+  double time = wl_seconds(wl_run(threads, work, &run));
   uint64_t ops = 0;
   for (unsigned batch = 0; batch < MAX_BATCHES; batch++) {
     uint64_t pairs = threads * batch_blocks[batch] *

@@ -147,12 +147,7 @@ int main(int argc, char** argv) {
          " phase_kib=%" PRIu64 " keep_percent=%" PRIu64 " seed=%#" PRIx64 "\n",
          threads, run.rounds, run.phases, args[3].value, run.keep_percent,
          run.seed);
-  uint64_t start = wl_now_ns();
-  if (threads == 1) {
-    work(0, NULL);
-  }
-  double time = wl_seconds(threads == 1 ? wl_now_ns() - start
-                                        : wl_run_threads(threads, work, NULL));
+  double time = wl_seconds(wl_run(threads, work, NULL));
   uint64_t allocated = 0;
   uint64_t freed = 0;
   for (unsigned i = 0; i < threads; i++) {

@@ -260,6 +260,15 @@ uint64_t wl_run_threads(unsigned count, void (*body)(unsigned, void*),
   return last - first;
 }
 
+uint64_t wl_run(unsigned count, void (*body)(unsigned, void*), void* context) {
+  if (count > 1) {
+    return wl_run_threads(count, body, context);
+  }
+  uint64_t start = wl_now_ns();
+  body(0, context);
+  return wl_now_ns() - start;
+}
+
 // ---- Latency -------------------------------------------------------------
 
 void wl_histogram_merge(struct wl_histogram* into,

@@ -129,6 +129,10 @@ uint64_t wl_stream_seed(uint64_t seed, uint64_t index);
 uint64_t wl_run_threads(unsigned count, void (*body)(unsigned, void*),
                         void* context);
 
+// The same, but one body runs in the calling thread: the process has no other
+// one then, and libc takes no locks.
+uint64_t wl_run(unsigned count, void (*body)(unsigned, void*), void* context);
+
 // ---- Latency of single operations ----------------------------------------
 
 // 32 buckets per doubling: a bucket is at most 3.2 % wide.

@@ -295,7 +295,7 @@ TEST_P(SpanBoxTest, ObjectMemoryIsNeverTouched) {
   ASSERT_EQ(mprotect(base, span_bytes, PROT_READ | PROT_WRITE), 0);
 }
 
-// None is more than a fourth of what the class had before, but for the smallest.
+// None exceeds the smallest by more than a fourth of what the class had before.
 TEST_P(SpanBoxTest, SpansGrowWithTheirClass) {
   std::set<hz3_span *> seen;
   size_t most = 0, room = 0;

@@ -34,8 +34,8 @@ enum { DRAIN_SHARE = 8, DRAIN_FEW_SPANS = 4, DRAIN_EXCHANGE = 512, DRAIN_MOST_BY
 // other memory that is resident gets what they keep (docs/decisions/0038).
 enum { KEPT_MOST_SLICES = (size_t)4 * HZ3_RETAIN_MIN_BYTES / HZ3_SLICE_BYTES };
 // Most of what a span costs it costs as a whole: its lists, its locks, its way to the pages and back. So a span has room for as many
-// objects as a word has bits, if WIDE_SLICES are enough for so many; but none is more than a part of what its class has already, or
-// programs that need a little of many classes would have more memory for it (docs/decisions/0039).
+// objects as a word has bits, if WIDE_SLICES are enough for so many; but no span exceeds the smallest by more than a part of what its
+// class has already, or programs that need a little of many classes would have more memory for it (docs/decisions/0039).
 enum { WIDE_OBJECTS = 64, WIDE_SLICES = 4, WIDE_PART = 4 };
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
 #define FITS_WORDS(class, below, bytes, slices, objects) _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits");
@@ -94,7 +94,8 @@ static void link_locked(struct hz3_span_store *store, struct hz3_span *span, uin
 
 // Of how many objects out a span on `list` is to be looked at again: when the next list is due, if it was purged when half of what is
 // out came back, or when it is hollow, has one left, or none.
-static size_t next_settle(const struct hz3_span *span, uint8_t list, size_t objects) {
+static size_t next_settle(const struct hz3_span *span, uint8_t list) {
+  size_t objects = span->objects;
   const size_t of_list[HZ3_SPAN_LISTS] = {objects * 3 / 4, objects / 2, objects / 4, 0, 0};
   size_t out = hz3_span_objects_out(span), hollow = out > HOLLOW_OBJECTS ? HOLLOW_OBJECTS : out > 1 ? 1 : 0;
   if (list == HZ3_SPAN_NO_LIST) return out - 1;
@@ -113,7 +114,7 @@ static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   size_t room = room_of(span), objects = span->objects;
   uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects) + (room * 4 >= objects * 3));
   if (list == SPARSE_LIST && span->was_purged) list = PURGED_LIST;
-  settle_at(span, next_settle(span, list, objects));
+  settle_at(span, next_settle(span, list));
   if (list == span->list) return;
   unlink_locked(store, span);
   if (list == SPARSE_LIST) span->marked_ms = 0;
