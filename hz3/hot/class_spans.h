@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the class of a block, and the spans of a class, whichever box has them: small or medium.
-// Called by: slow.c, resize.c, stats.c, checked.c of this box only.
+// Called by: caches.c, slow.c, tick.c, resize.c, stats.c, checked.c of this box only.
 // Owns: nothing.
 #ifndef HZ3_HOT_CLASS_SPANS_H_
 #define HZ3_HOT_CLASS_SPANS_H_
@@ -12,6 +12,8 @@
 #include "hz3/small/small.h"
 
 HZ3_BEGIN_DECLS
+
+HZ3_INLINE size_t hz3_class_bytes(unsigned size_class) { return hz3_size_classes[size_class].bytes; }
 
 // Of any pointer, also outside of the tag table's window; 0 for what is no small or medium block.
 HZ3_INLINE unsigned hz3_class_of_untagged(const void *pointer) {
@@ -44,6 +46,17 @@ HZ3_INLINE struct hz3_class_use hz3_class_use(unsigned size_class) {
 // Of one home; medium blocks have but one.
 HZ3_INLINE struct hz3_class_use hz3_class_use_at(unsigned size_class, unsigned home) {
   return size_class > HZ3_SMALL_CLASS_LAST ? hz3_medium_use(size_class) : hz3_small_use_at(size_class, home);
+}
+
+// Such a class, of its smallest spans, never counts as shrinking, nor as quiet.
+HZ3_INLINE bool hz3_class_has_few_spans(unsigned size_class, const struct hz3_class_use *use) {
+  enum { FEW_SPANS = 4 };
+  return use->objects <= (size_t)FEW_SPANS * hz3_size_classes[size_class].objects;
+}
+
+// A class of which less than half is out of its spans is shrinking.
+HZ3_INLINE bool hz3_class_is_shrinking(unsigned size_class, const struct hz3_class_use *use) {
+  return !hz3_class_has_few_spans(size_class, use) && use->out * 2 < use->objects;
 }
 
 HZ3_END_DECLS

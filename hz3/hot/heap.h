@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: the per-thread heap: a page of bins and what belongs to them, and one of drains; its life from thread start to exit and fork.
-// Called by: slow.c, stats.c, checked.c of this box only.
+// Called by: caches.c, slow.c, tick.c, stats.c, checked.c of this box only.
 // Owns: all heaps (never unmapped), the list of parked ones.
 // Locks: one of the shared heap, rank SHARED_HEAP; one of the lists, rank HEAPS.
 // Invariant: a heap is owned by one thread, or parked, or the shared one that exiting threads use under its lock, or abandoned by a fork.
@@ -79,7 +79,7 @@ HZ3_INLINE void hz3_remove_class(uint64_t *bits, unsigned size_class) { bits[siz
 HZ3_INLINE bool hz3_heap_has_drain(const struct hz3_heap *heap, unsigned size_class) { return hz3_has_class(heap->drain_bits, size_class); }
 HZ3_INLINE size_t hz3_bin_objects(const struct hz3_bin *bin) { return (size_t)(bin->top - bin->lo); }
 
-// slow.c: gives everything the heap holds back to the spans. The heap is the caller's.
+// caches.c: gives everything the heap holds back to the spans. The heap is the caller's.
 void hz3_heap_flush(struct hz3_heap *heap);
 // stats.c: objects of the class in the heap's bin, spare and drain, and the one that waits. Racy for other threads' heaps.
 size_t hz3_heap_cached_objects(const struct hz3_heap *heap, unsigned size_class);

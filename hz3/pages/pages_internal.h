@@ -119,7 +119,7 @@ bool hz3_first_chunk_offer_huge(void);
 // Whether the slices below those that are held back were filled, see HZ3_OFFERED_SLICES; false if none are held back.
 bool hz3_first_chunk_is_filled(void);
 
-// span_store.c
+// span_kept.c
 // Frees the spans that stores keep: all of them, or, for a tick, those that were not wanted for a while.
 void hz3_span_stores_give_up_kept(bool all);
 size_t hz3_span_stores_kept_bytes(void);  // racy

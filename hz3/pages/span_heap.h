@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: a set of free spans from which the one with the lowest address can be taken: a pairing heap (Fredman, Sedgewick, Sleator
 //   and Tarjan, 1986), which needs no memory beside the spans, one step to add, and log n on average to take.
-// Called by: span_store.c only.
+// Called by: span_kept.c only.
 // Needs: the spans are on no list; while they are in the set, `prev` is a span's first child and `next` that child's next sibling.
 #ifndef HZ3_PAGES_SPAN_HEAP_H_
 #define HZ3_PAGES_SPAN_HEAP_H_

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// What it is: free spans that wait with their class until it wants one again, see span_store.h.
+#include "hz3/pages/span_store_internal.h"
+
+#include "hz3/base/os.h"
+#include "hz3/config.h"
+#include "hz3/pages/pages_internal.h"
+#include "hz3/pages/span_heap.h"
+
+// A store keeps as many free spans as were wanted again within HZ3_SOON_MS of leaving it; all stores together so much, and who finds no
+// other memory that is resident gets what they keep (docs/decisions/0038).
+enum { KEPT_MOST_SLICES = (size_t)4 * HZ3_RETAIN_MIN_BYTES / HZ3_SLICE_BYTES };
+
+static struct hz3_span_store *keeping;  // linked by next_keeping; pushed by compare-and-swap, never taken off
+static uint32_t kept_most_slices;       // that all stores together may keep; relaxed, written when what they have learned changes
+
+void hz3_span_store_note_wanted_locked(struct hz3_span_store *store) {
+  uint32_t now_ms = (uint32_t)hz3_os_now_ms();
+  if (now_ms - store->left_ms < HZ3_SOON_MS) store->swung_ms = now_ms;
+  else store->left = 0;
+}
+
+void hz3_span_store_learn_to_keep_locked(struct hz3_span_store *store, uint32_t widest_slices) {
+  if (HZ3_CHECKED || store->left == 0 || __atomic_load_n(&kept_most_slices, __ATOMIC_RELAXED) + widest_slices > KEPT_MOST_SLICES) return;
+  __atomic_fetch_add(&kept_most_slices, widest_slices, __ATOMIC_RELAXED);
+  store->left--;
+  store->kept_most++;
+}
+
+void hz3_span_store_unlearn_locked(struct hz3_span_store *store, uint32_t widest_slices, uint32_t spans) {
+  if (spans == 0) return;
+  __atomic_fetch_sub(&kept_most_slices, spans * widest_slices, __ATOMIC_RELAXED);
+  store->kept_most -= spans;
+}
+
+struct hz3_span *hz3_span_take_kept_locked(struct hz3_span_store *store) {
+  struct hz3_span *span = hz3_span_heap_take(&store->kept);
+  hz3_take_from_figure(&store->kept_count, 1);
+  hz3_take_from_figure(&store->kept_slices, span->slices);
+  store->kept_low = hz3_min(store->kept_low, (uint32_t)store->kept_count);
+  return span;
+}
+
+void hz3_span_keep_locked(struct hz3_span_store *store, struct hz3_span *span, uint32_t widest_slices, void (*free_span)(struct hz3_span *span)) {
+  hz3_span_settle_at(span, 0);
+  hz3_span_heap_add(&store->kept, span);
+  hz3_add_to_figure(&store->kept_count, 1);
+  hz3_add_to_figure(&store->kept_slices, span->slices);
+  if (store->free_span != NULL) return;
+  store->free_span = free_span;
+  store->widest_slices = widest_slices;
+  store->next_keeping = __atomic_load_n(&keeping, __ATOMIC_RELAXED);
+  // Release: pairs with the acquire in first_keeping.
+  while (!__atomic_compare_exchange_n(&keeping, &store->next_keeping, store, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) continue;
+}
+
+// All that the store keeps, or, while it swings, what it has not needed since the last tick. It has to learn to keep so much again.
+static void give_up_kept(struct hz3_span_store *store, bool all) {
+  struct hz3_span *gone = NULL;
+  hz3_lock_acquire(&store->lock);
+  bool is_over = all || !hz3_span_store_swings(store, (uint32_t)hz3_os_now_ms());
+  hz3_span_store_unlearn_locked(store, store->widest_slices, is_over ? store->kept_most : hz3_min(store->kept_low, store->kept_most));
+  for (size_t count = is_over ? store->kept_count : store->kept_low; count > 0; count--) {
+    struct hz3_span *span = hz3_span_take_kept_locked(store);
+    span->next = gone;
+    gone = span;
+  }
+  store->kept_low = (uint32_t)store->kept_count;
+  hz3_lock_release(&store->lock);
+  hz3_spans_free(gone, store->free_span);
+}
+
+// Acquire: pairs with the release in hz3_span_keep_locked.
+static struct hz3_span_store *first_keeping(void) { return __atomic_load_n(&keeping, __ATOMIC_ACQUIRE); }
+
+// Who wants memory has no use for a store that keeps nothing; what that has learned may be out of date, for a tick to see.
+void hz3_span_stores_give_up_kept(bool all) {
+  for (struct hz3_span_store *store = first_keeping(); store != NULL; store = store->next_keeping) {
+    if (!all || hz3_read_figure(&store->kept_count) != 0) give_up_kept(store, all);
+  }
+}
+
+size_t hz3_span_stores_kept_bytes(void) {
+  size_t bytes = 0;
+  for (struct hz3_span_store *store = first_keeping(); store != NULL; store = store->next_keeping)
+    bytes += hz3_read_figure(&store->kept_slices) * HZ3_SLICE_BYTES;
+  return bytes;
+}
