@@ -236,6 +236,18 @@ FRAMES = [
     for threads in (1, 2)
 ]
 
+QUEUES = [
+    Case(f"queue/{size}/{way}/t{threads}", "queue",
+         f"{live} blocks of {size} B, the oldest goes first, while it {what}",
+         _sized(f"threads={threads} pairs={{n}} live={live} size={size} {form}",
+                *(str(live * rounds) for rounds in (4, 8, 24))),
+         threads=threads, sets=RARE)
+    for size, live in ((64, 400_000), (256, 100_000), (1024, 25_000))
+    for way, what, form in (("tides", "falls and rises by 1,000", "swing=1000"),
+                            ("random", "becomes shorter and longer at random", "swing=10000 way=1"))
+    for threads in (1, 2)
+]
+
 # One operation of `versions` is some twenty allocations, of the others a few.
 CONTAINERS = [
     Case(f"containers/{kind}/t{threads}", "containers", stresses,
@@ -317,7 +329,7 @@ DETAILED = {
 }
 CASES: list[Case] = [
     replace(case, details=case.name in DETAILED)
-    for case in (*SINGLE, *FRAMES, *CONTAINERS, *_remote_matrix(), *THREADED, *MEMORY, *REAL)
+    for case in (*SINGLE, *FRAMES, *QUEUES, *CONTAINERS, *_remote_matrix(), *THREADED, *MEMORY, *REAL)
 ]
 
 

@@ -36,6 +36,7 @@ TINY = {
     "mt_remote": "4 20000 400 16 2048 50",
     "phases": "2 2 6 100",
     "producer_consumer": "2 20000 64 256",
+    "queue": "2 5000 1000 64 100",
     "random_mixed": "20000 400 16 2048",
     "random_mixed_dist": "20000 400 16 32768 0x12345678 app",
     "realloc_grow": "100000 3 2",
@@ -45,7 +46,7 @@ TINY = {
 }
 
 # Programs that notice when a block in use changes its contents.
-CHECKING = ("frames", "larson", "mstress", "phases", "producer_consumer", "thread_churn",
+CHECKING = ("frames", "larson", "mstress", "phases", "producer_consumer", "queue", "thread_churn",
             "tree", "large_blocks")
 
 # threads iters remote_pct max | allocated local_freed remote_sent bytes
@@ -336,6 +337,16 @@ class ExactWork(unittest.TestCase):
         self.assertEqual((mallocs, asked, frees),
                          (allocated, 300 * allocated, allocated))
         self.assertEqual(int(fields(out, "frames:")["ops"]), allocated)
+
+  def test_queue(self):
+    for way in (0, 1):
+      with self.subTest(way=way):
+        out, mallocs, asked, frees = self.count("queue", "1 3000 500 40 99 %d" % way)
+        self.assertEqual(int(fields(out, "queue:")["ops"]), mallocs)
+        self.assertEqual((asked, frees), (40 * mallocs, mallocs))
+        # All that passed through, and what was left then.
+        self.assertGreaterEqual(mallocs, 3000 + 500 - 99 - 1)
+        self.assertLessEqual(mallocs, 3002 + 500)
 
   def test_containers(self):
     kinds = ("documents", "hashes", "strings", "sets", "lists", "vectors",

@@ -15,6 +15,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
+#include <deque>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -926,6 +928,56 @@ TEST_F(Hot, SpansOfAClassThatSwingsDoNotDrain) {
     FreeAll(left);
     if (is_swing) return;
   }
+}
+
+// Of a queue whose backlog falls and rises again, blocks that follow each other stay near each other. Where what is freed is what comes next,
+// every turn-over leaves half as many of them so.
+TEST_F(Hot, AQueueKeepsTheOrderOfAddresses) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains, and blocks are handed out in no order";
+  usleep(2 * HZ3_SWING_MS * 1000);
+  for (size_t bytes : {64, 256, 1024}) {
+    std::deque<char *> queue;
+    auto push = [&] { queue.push_back(static_cast<char *>(hz3_malloc(bytes))); };
+    auto pop = [&] {
+      hz3_free(queue.front());
+      queue.pop_front();
+    };
+    const size_t most = (size_t)64 * HZ3_SLICE_BYTES / bytes, swing = most / 20;
+    while (queue.size() < most) push();
+    for (size_t passed = 0; passed < 10 * most; passed += 4 * swing) {
+      for (size_t i = 0; i < swing; i++) {
+        pop();
+        pop();
+        push();
+      }
+      for (size_t i = 0; i < swing; i++) {
+        push();
+        pop();
+        push();
+      }
+    }
+    size_t near = 0;
+    for (size_t i = 1; i < queue.size(); i++) near += static_cast<size_t>(std::abs(queue[i] - queue[i - 1])) <= 2 * bytes;
+    EXPECT_GT(near, queue.size() * 3 / 4) << bytes;
+    FreeAll({queue.begin(), queue.end()});
+  }
+}
+
+// A batch that comes and goes beside many more blocks of its class stays in the bin, in the order in which it goes.
+TEST_F(Hot, ABatchBesideABacklogStaysCached) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
+  if (HZ3_MAGAZINE_CAPACITY < 62) GTEST_SKIP() << "bins hold no more than three";
+  usleep(2 * HZ3_SWING_MS * 1000);
+  std::vector<void *> backlog(16 * HZ3_SLICE_BYTES / 64), batch(100);
+  for (void *&block : backlog) block = hz3_malloc(64);
+  size_t drained = 0, rounds = 1000;
+  for (size_t i = 0; i < rounds; i++) {
+    for (void *&block : batch) block = hz3_malloc(64);
+    for (void *block : batch) drained += IsDraining(block);
+    FreeAll(batch);
+  }
+  EXPECT_LT(drained, rounds * batch.size() / 10);
+  FreeAll(backlog);
 }
 
 TEST_F(Hot, FewSpansAndBigBlocksDoNotDrain) {

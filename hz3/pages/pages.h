@@ -21,9 +21,13 @@ struct hz3_span {
   char *base;
   uint64_t *out_words;  // one bit per object that is out: handed out, and not come back
   uint64_t out_word;    // where 64 bits are enough
-  uint32_t settle_out;  // with so few out its list, or what becomes of it, is to be looked at
-  int32_t until_settle; // objects that have to come back before that
-  uint32_t marked_ms;   // when the pages between its objects were purged, if was_purged; else when a tick first found it sparse, 0: none has
+  uint16_t settle_out;  // with so few out its list, or what becomes of it, is to be looked at
+  uint16_t front;       // the object that came back last of those that came back while all others were out
+  int32_t until_settle; // objects that have to come back before settle_out are out
+  union {
+    uint32_t marked_ms;   // of a sparse span: when the pages between its objects were purged, if was_purged; else when a tick first saw it, 0: none has
+    uint32_t front_since; // of any other: what its store had handed out when `front` was last set back
+  };
   uint16_t objects;     // that it has room for: those of the class's smallest span, once or several times
   uint16_t carved;      // objects [0, carved) were handed out at least once, the rest is untouched memory
   uint16_t size_class;  // 0: not a span

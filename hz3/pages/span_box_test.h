@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <random>
@@ -102,6 +103,15 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
       for (hz3_span *span : spans) hz3_pages_free_span(span);
     }
   }
+  // The store sees that what it hands out comes back at once. All spans are full, before and after.
+  void ComeAndGo() {
+    for (const auto &span : BySpan()) {
+      for (int i = 0; i < 3; i++) {
+        Release({span.second.front()});
+        Fetch(1);
+      }
+    }
+  }
   size_t SpanBytes() const { return hz3_size_classes[c_].slices * HZ3_SLICE_BYTES; }
   // As two ticks would that are a second apart: the first one only marks.
   size_t PurgeSparse(size_t most) {
@@ -109,6 +119,7 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
     ticks_ms_ += 1000;
     return done + kBox.purge_sparse(c_, ticks_ms_, most - done);
   }
+  static bool IsDraining(void *object) { return hz3_tag_of(object) >= HZ3_TAG_DRAIN; }
   static uint32_t NowMs() { return static_cast<uint32_t>(hz3_os_now_ms()); }
   static bool IsResident(char *page) {
     unsigned char in_core;
@@ -147,9 +158,8 @@ TEST_P(SpanBoxTest, ObjectsAreApartAlignedAndInTaggedSpans) {
 TEST_P(SpanBoxTest, SpansWithRoomDrainNowAndThenIfInVain) {
   std::vector<void *> objects = Fetch(8 * per_span_);
   std::shuffle(objects.begin(), objects.end(), std::mt19937(1));
-  auto is_any_draining = [&] {
-    return std::any_of(objects.begin(), objects.end(), [](void *object) { return hz3_tag_of(object) >= HZ3_TAG_DRAIN; });
-  };
+  auto is_any_draining = [&] { return std::any_of(objects.begin(), objects.end(), IsDraining); };
+  ComeAndGo();
   auto release_some = [&](size_t count) {
     Release(std::vector<void *>(objects.end() - static_cast<ptrdiff_t>(count), objects.end()));
     objects.resize(objects.size() - count);
@@ -170,6 +180,49 @@ TEST_P(SpanBoxTest, SpansWithRoomDrainNowAndThenIfInVain) {
   for (void *object : objects) EXPECT_EQ(hz3_tag_class(hz3_tag_of(object)), c_);
   EXPECT_TRUE(exchange_until(false));
   EXPECT_TRUE(exchange_until(true));
+}
+
+// Full spans of a class whose objects come back in the order in which they were handed out, when all the others were, drain. Not while what comes
+// back has just been handed out, or does so in no order.
+TEST_P(SpanBoxTest, FullSpansDrainWhileTheOldestComeBackFirst) {
+  usleep(2 * HZ3_SWING_MS * 1000);
+  std::deque<void *> queue;
+  auto push = [&](size_t count) {
+    for (; count > 0; count--) queue.push_back(Fetch(1).front());
+  };
+  push(8 * per_span_);
+  const bool may_drain = !HZ3_CHECKED && c_ <= HZ3_SMALL_CLASS_LAST;
+  auto draining = [&] { return static_cast<size_t>(std::count_if(queue.begin(), queue.end(), IsDraining)); };
+  auto move_on = [&](size_t count) {
+    Release({queue.begin(), queue.begin() + static_cast<ptrdiff_t>(count)});
+    queue.erase(queue.begin(), queue.begin() + static_cast<ptrdiff_t>(count));
+    push(count);
+  };
+  if (!may_drain) {
+    for (size_t i = 0; i < 20; i++) move_on(per_span_ / 2 + 1);
+    EXPECT_EQ(draining(), 0u);
+    return;
+  }
+  // All but the first few spans: the class was too small then.
+  EXPECT_GE(draining(), 4 * per_span_);
+  const size_t some = per_span_ / 4 + 1;
+  auto turn_over = [&] {
+    for (size_t moved = 0; moved < 16 * per_span_; moved += some) move_on(some);
+  };
+  turn_over();
+  EXPECT_EQ(draining(), queue.size());
+  ComeAndGo();
+  EXPECT_EQ(draining(), 0u);
+  turn_over();  // the first time that the front of a span starts over tells nothing
+  usleep(2 * HZ3_SWING_MS * 1000);
+  turn_over();
+  EXPECT_EQ(draining(), queue.size()) << "again";
+  std::mt19937 random(c_);
+  for (int i = 0; i < 64; i++) {
+    std::shuffle(queue.begin(), queue.end(), random);
+    move_on(some);
+  }
+  EXPECT_LT(draining(), queue.size() / 2) << "at random";
 }
 
 // Lists are only looked at where they may change: after any release, in any order and portion, they are right.

@@ -15,8 +15,10 @@ enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that 
 // A store drains while an eighth of the room in its spans is free, or more: what is freed then is not to be given out again before
 // the spans had it, so that new blocks come from the fullest ones and the others empty. If while so many objects are exchanged no
 // span has become free, this was in vain, and for as many threads keep what they free (docs/decisions/0034). So they do where spans
-// leave and come by turns: it swings. Not for objects of which two do not fit a slice: the bins of these grow by what they spare, and
-// may hold none.
+// leave and come by turns: it swings. With less room it drains as long as what comes back had been out for long, as in a queue: who gets what is
+// oldest for what is newest loses the order of addresses, and walks from one to the next take several times as long then (docs/decisions/0040). For
+// HZ3_SWING_MS after the opposite was seen it does not; nor for medium blocks, of which each is a few pages, and whose spans threads share.
+// None of this for objects of which two do not fit a slice: the bins of these grow by what they spare, and may hold none.
 enum { DRAIN_SHARE = 8, DRAIN_FEW_SPANS = 4, DRAIN_EXCHANGE = 512, DRAIN_MOST_BYTES = HZ3_SLICE_BYTES / 2 };
 
 // Most of what a span costs it costs as a whole: its lists, its locks, its way to the pages and back. So a span has room for as many
@@ -84,6 +86,13 @@ static size_t next_settle(const struct hz3_span *span, uint8_t list) {
   return hz3_min(next, out - 1);
 }
 
+static bool is_sparse(const struct hz3_span *span) { return span->list == HZ3_SPARSE_LIST || span->list == HZ3_PURGED_LIST; }
+
+static void set_front_back(const struct hz3_span_store *store, struct hz3_span *span) {
+  span->front = 0;
+  span->front_since = store->handed_out;
+}
+
 // Puts the span where its room says, after the room changed.
 static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   size_t room = room_of(span), objects = span->objects;
@@ -91,6 +100,7 @@ static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   if (list == HZ3_SPARSE_LIST && span->was_purged) list = HZ3_PURGED_LIST;
   hz3_span_settle_at(span, next_settle(span, list));
   if (list == span->list) return;
+  if (is_sparse(span)) set_front_back(store, span);
   hz3_span_unlink_locked(store, span);
   if (list == HZ3_SPARSE_LIST) span->marked_ms = 0;
   if (list != HZ3_SPAN_NO_LIST) hz3_span_link_locked(store, span, list);
@@ -147,6 +157,9 @@ struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned
   return span;
 }
 
+// Whether bits are set, and follow each other.
+HZ3_INLINE bool is_one_stretch(uint64_t word) { return word != 0 && (word & (word + (word & -word))) == 0; }
+
 // Takes up to `count` returned objects: the lowest ones whose bits are not set, for what is not carved lies above. Magazines are popped
 // from the end, so this and all else that fetches writes downwards from there: a program then touches its memory in order of addresses,
 // which the processor foresees.
@@ -156,7 +169,15 @@ static size_t take_returned(struct hz3_span *span, void **end, size_t count) {
   size_t taken = hz3_min(count, span->carved - hz3_span_objects_out(span)), left = taken;
   for (size_t w = 0; left > 0; w++) {
     uint64_t word = ~span->out_words[w];
-    for (; word != 0 && left > 0; word &= word - 1, left--) *--end = base + (w * 64 + (size_t)__builtin_ctzll(word)) * bytes;
+    if (is_one_stretch(word)) {
+      size_t first = (size_t)__builtin_ctzll(word), stretch = hz3_min(left, 64 - first - (size_t)__builtin_clzll(word));
+      char *at = base + (w * 64 + first) * bytes;
+      for (void **last = end - stretch; end != last; at += bytes) *--end = at;
+      word &= ~hz3_span_bits_of(first, stretch);
+      left -= stretch;
+    } else {
+      for (; word != 0 && left > 0; word &= word - 1, left--) *--end = base + (w * 64 + (size_t)__builtin_ctzll(word)) * bytes;
+    }
     span->out_words[w] = ~word;
   }
   return taken;
@@ -183,6 +204,7 @@ static void carve(struct hz3_span *span, void **end, size_t count) {
 
 // The span is in the store, so that it is not being freed.
 static void set_draining_locked(struct hz3_span *span, bool value) {
+  if (span->is_draining == value) return;
   span->is_draining = value;
   hz3_tag_map_set(span->base, span->slices, span->size_class * HZ3_TAG_STEP + (value ? HZ3_TAG_DRAIN : 0));
 }
@@ -193,31 +215,51 @@ static uint32_t look_at_clock(uint32_t *now_ms) {
   return *now_ms;
 }
 
-static bool is_draining(const struct hz3_span_store *store, const struct hz3_size_class *class, uint32_t *now_ms) {
-  if (HZ3_CHECKED || class->bytes > DRAIN_MOST_BYTES || store->drains_in_vain || store->objects <= (size_t)DRAIN_FEW_SPANS * class->objects) return false;
-  if (store->live_objects * DRAIN_SHARE > store->objects * (DRAIN_SHARE - 1)) return false;
-  return !hz3_span_store_swings(store, look_at_clock(now_ms));
+static bool has_room(const struct hz3_span_store *store) { return store->live_objects * DRAIN_SHARE <= store->objects * (DRAIN_SHARE - 1); }
+
+static bool is_draining(const struct hz3_span_store *store, unsigned size_class, uint32_t *now_ms) {
+  const struct hz3_size_class *class = &hz3_size_classes[size_class];
+  if (HZ3_CHECKED || class->bytes > DRAIN_MOST_BYTES || store->objects <= (size_t)DRAIN_FEW_SPANS * class->objects) return false;
+  if (!has_room(store)) return size_class <= HZ3_SMALL_CLASS_LAST && look_at_clock(now_ms) - store->reuse_ms >= HZ3_SWING_MS;
+  return !store->drains_in_vain && !hz3_span_store_swings(store, look_at_clock(now_ms));
 }
 
 void hz3_span_store_note_released_locked(struct hz3_span_store *store, unsigned size_class, size_t count, struct hz3_off_list *off) {
   hz3_take_from_figure(&store->live_objects, count);
   store->exchanged += count;
   if (store->exchanged < DRAIN_EXCHANGE) return;
-  store->drains_in_vain = is_draining(store, &hz3_size_classes[size_class], &off->now_ms) && store->spans >= store->spans_then;
+  bool room = has_room(store);
+  if (room) store->reuse_ms = look_at_clock(&off->now_ms);
+  store->drains_in_vain = room && is_draining(store, size_class, &off->now_ms) && store->spans >= store->spans_then;
   store->exchanged = 0;
   store->spans_then = store->spans;
 }
 
+// An object of a full span came back. In a queue they come back in the order in which they were handed out: the front goes up, however often what
+// is behind it is handed out again, and starts over once as much was handed out as there is. What comes and goes, or in no order, sets it back sooner.
+static void note_front_locked(struct hz3_span_store *store, struct hz3_span *span, struct hz3_off_list *off) {
+  size_t w = 0, front = span->front;
+  while (~span->out_words[w] == 0) w++;
+  span->front = (uint16_t)(w * 64 + (size_t)__builtin_ctzll(~span->out_words[w]));
+  if (span->front > front) return;
+  if (store->handed_out - span->front_since < store->live_objects / 2) store->reuse_ms = look_at_clock(&off->now_ms);
+  span->front_since = store->handed_out;
+}
+
+// And puts the span where it belongs then.
 static size_t take_from_locked(struct hz3_span_store *store, struct hz3_span *span, void **end, size_t count, bool *is_clean) {
   uint32_t now_ms = 0;
-  if (span->is_draining && !is_draining(store, &hz3_size_classes[span->size_class], &now_ms)) set_draining_locked(span, false);
+  if (span->is_draining && !is_draining(store, span->size_class, &now_ms)) set_draining_locked(span, false);
   if (HZ3_UNLIKELY(span->was_purged)) hz3_pages_note_hollow_use(span->marked_ms);
   span->was_purged = false;
-  span->marked_ms = 0;
+  if (is_sparse(span)) span->marked_ms = 0;
   size_t taken = take_returned(span, end, count);
   size_t fresh = hz3_min(count - taken, (size_t)span->objects - span->carved);
   carve(span, end - taken, fresh);
   span->until_settle += (int32_t)(taken + fresh);
+  store->handed_out += (uint32_t)(taken + fresh);
+  relist_locked(store, span);
+  if (span->list == HZ3_SPAN_NO_LIST) set_draining_locked(span, is_draining(store, span->size_class, &now_ms));
   if (taken > 0 || !span->is_clean) *is_clean = false;
   return taken + fresh;
 }
@@ -229,15 +271,14 @@ static struct hz3_span *next_locked(struct hz3_span_store *store) {
   hz3_span_store_note_wanted_locked(store);
   span = hz3_span_take_kept_locked(store);
   add_span_locked(store, span);
+  set_front_back(store, span);
   return span;
 }
 
 static size_t fetch_locked(struct hz3_span_store *store, void **end, size_t count, bool *is_clean) {
   size_t got = 0;
-  for (struct hz3_span *span; got < count && (span = next_locked(store)) != NULL;) {
+  for (struct hz3_span *span; got < count && (span = next_locked(store)) != NULL;)
     got += take_from_locked(store, span, end - got, count - got, is_clean);
-    relist_locked(store, span);
-  }
   hz3_add_to_figure(&store->live_objects, got);
   store->exchanged += got;
   return got;
@@ -263,8 +304,8 @@ size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *
   add_span_locked(store, span);
   // From this one first, even if others have got room meanwhile: a span of which nothing is out would never come back as a whole.
   span->list = HZ3_SPAN_NO_LIST;
+  set_front_back(store, span);
   size_t got = take_from_locked(store, span, out + count, count, is_clean);
-  relist_locked(store, span);
   hz3_add_to_figure(&store->live_objects, live + got);
   got += fetch_locked(store, out + count - got, count - got, is_clean);
   hz3_lock_release(&store->lock);
@@ -274,7 +315,10 @@ size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *
 void hz3_span_place_locked(struct hz3_span_store *store, struct hz3_span *span, struct hz3_off_list *off) {
   if (span->list == HZ3_SPAN_OFF_LISTS) return;
   if (hz3_span_objects_out(span) > 0) {
-    if (!span->is_draining && is_draining(store, &hz3_size_classes[span->size_class], &off->now_ms)) set_draining_locked(span, true);
+    bool was_full = span->settle_out + 1u == span->objects;  // no more than objects - 2 otherwise
+    if (was_full) note_front_locked(store, span, off);
+    bool drains = is_draining(store, span->size_class, &off->now_ms);
+    if (drains || was_full) set_draining_locked(span, drains);
     relist_locked(store, span);
     return;
   }

@@ -28,7 +28,7 @@ HZ3_INLINE uint64_t hz3_span_bits_of(size_t first, size_t count) { return UINT64
 // The span is looked at again when no more than `out` are out.
 HZ3_INLINE void hz3_span_settle_at(struct hz3_span *span, size_t out) {
   span->until_settle += (int32_t)(span->settle_out - out);
-  span->settle_out = (uint32_t)out;
+  span->settle_out = (uint16_t)out;
 }
 
 HZ3_INLINE bool hz3_span_store_swings(const struct hz3_span_store *store, uint32_t now_ms) { return now_ms - store->swung_ms < HZ3_SWING_MS; }
