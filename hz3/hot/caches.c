@@ -189,14 +189,14 @@ void hz3_cache_release_last(struct hz3_heap *heap) {
   hz3_cache_release(c, &object, 1);
 }
 
-static void flush_drain(struct hz3_heap *heap, unsigned c) {
+void hz3_cache_flush_drain(struct hz3_heap *heap, unsigned c) {
   if (!hz3_heap_has_drain(heap, c)) return;
   hz3_remove_class(heap->drain_bits, c);
   hz3_cache_release_magazine(heap, c, hz3_cache_unload(&heap->drains[c]));
 }
 
 void hz3_cache_flush_class(struct hz3_heap *heap, unsigned c) {
-  flush_drain(heap, c);
+  hz3_cache_flush_drain(heap, c);
   struct hz3_magazine *both[2] = {hz3_cache_unload(&heap->bins[c]), hz3_cache_spare(heap, c)};
   hz3_cache_set_spare(heap, c, NULL);
   for (int i = 0; i < 2; i++) {

@@ -27,6 +27,8 @@ enum {
   COOLING_BYTES = (size_t)2 * HZ3_COOL_BYTES,  // that are warm in a shard of the depot, up to which a thread may add what it does not allocate
   OWN_SAMPLES = 4,                 // of a magazine that tell whether all of it came from its thread's own spans
   DRAIN_LEVEL = 1,                 // of a drain's magazine, but for big objects
+  DRAIN_PART = 32,                 // a drain of small ones holds no more than 1 in so many of those that are out, but
+  FEWEST_IN_DRAIN = 16,            // so many in any case
   FEWEST_IN_DEPOT = 2              // magazines of a class that the depot may keep while no memory is being given back
 };
 
@@ -345,17 +347,19 @@ static bool make_room(struct hz3_heap *heap, unsigned c, const void *object) {
 }
 
 // Objects a drain may hold: twice as many small ones as a bin at first, for each time that it is full costs locks and a look at the depot
-// (docs/decisions/0034).
-static size_t drain_capacity(const struct hz3_heap *heap, unsigned c) {
+// (docs/decisions/0034); but no more than a part of those that are out, or the drains of many threads would hold most of a class.
+static size_t drain_capacity(const struct hz3_heap *heap, unsigned c, const void *object) {
   if (hz3_class_is_big(c)) return hz3_max(hz3_cache_capacity_at(heap, c, 0), 1);
-  return hz3_min(HZ3_MAGAZINE_CAPACITY << DRAIN_LEVEL, HZ3_MAGAZINE_BYTES / hz3_class_bytes(c));
+  size_t most = hz3_min(HZ3_MAGAZINE_CAPACITY << DRAIN_LEVEL, HZ3_MAGAZINE_BYTES / hz3_class_bytes(c));
+  size_t part = hz3_class_use_at(c, hz3_pages_home_of(object)).out / DRAIN_PART;
+  return hz3_min(most, hz3_max(part, FEWEST_IN_DRAIN));
 }
 
 // Makes room for the object in a full or missing drain, and if the class is shrinking or quiet and this thread only frees of it, in the bin; a
 // magazine of the depot, which is older, goes along. No sign of use: a bin that is not allocated from is idle. False when there
 // is no memory for a magazine.
 static bool empty_drain(struct hz3_heap *heap, unsigned c, const void *object) {
-  size_t most = drain_capacity(heap, c), capacity = limited_capacity(c, object, most);
+  size_t most = drain_capacity(heap, c, object), capacity = limited_capacity(c, object, most);
   if (capacity != 0 && hz3_has_class(heap->freed_bits, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) hz3_cache_flush_class(heap, c);
   hz3_add_class(heap->freed_bits, c);
   struct hz3_bin *drain = &heap->drains[c];

@@ -72,7 +72,8 @@ static void tick_own(struct hz3_heap *heap, uint64_t now) {
   hz3_cache_release_last(heap);  // it may be all that is left of its class
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
     bool idle = !hz3_has_class(heap->used_bits, c);
-    if ((heap->bins[c].lo != NULL || hz3_heap_has_drain(heap, c)) && (idle || everything)) hz3_cache_flush_class(heap, c);
+    if (heap->bins[c].lo != NULL && (idle || everything)) hz3_cache_flush_class(heap, c);
+    hz3_cache_flush_drain(heap, c);  // the class may drain no more, and what was left in there would stay
     if (heap->misses[c] < 2 && heap->level[c] > 0) lower_level(heap, c);
     heap->misses[c] = 0;
   }

@@ -26,6 +26,8 @@ enum { DRAIN_SHARE = 8, DRAIN_FEW_SPANS = 4, DRAIN_EXCHANGE = 512, DRAIN_MOST_BY
 // class has already, or programs that need a little of many classes would have more memory for it (docs/decisions/0039).
 enum { WIDE_OBJECTS = 64, WIDE_SLICES = 4, WIDE_PART = 4 };
 
+static bool has_room(const struct hz3_span_store *store) { return store->live_objects * DRAIN_SHARE <= store->objects * (DRAIN_SHARE - 1); }
+
 static size_t room_of(const struct hz3_span *span) { return span->objects - hz3_span_objects_out(span); }
 
 // Of the classes that have a bitmap out of line if need be, those of small blocks, the objects may be more than WIDE_OBJECTS.
@@ -115,7 +117,8 @@ static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
 
 static bool is_carved(const struct hz3_span *span) { return span->carved == span->objects; }
 
-// The emptiest span with room, for another home; one that was purged within if there is no other. None of which less than a quarter is
+// The emptiest span with room, for another home; one that was purged within if there is no other. None of a store that has less than an eighth to
+// spare, which it soon wants itself (docs/decisions/0040). None of which less than a quarter is
 // free: with each refill one would change hands for a few objects, and take all the others to the home of a stranger. Rather not one that
 // is still being carved, of which each home mostly has one, the first of its list: those who grow side by side would take it from each
 // other, and share them all.
@@ -145,7 +148,7 @@ static void set_home(struct hz3_span *span, unsigned home) {
 struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned new_home, size_t *live) {
   if (hz3_read_figure(&store->spans) == 0) return NULL;  // as in all homes of a program with one thread
   hz3_lock_acquire(&store->lock);
-  struct hz3_span *span = emptiest_locked(store);
+  struct hz3_span *span = has_room(store) ? emptiest_locked(store) : NULL;
   if (span != NULL) {
     hz3_span_unlist_locked(store, span);
     *live = hz3_span_objects_out(span);
@@ -215,8 +218,6 @@ static uint32_t look_at_clock(uint32_t *now_ms) {
   return *now_ms;
 }
 
-static bool has_room(const struct hz3_span_store *store) { return store->live_objects * DRAIN_SHARE <= store->objects * (DRAIN_SHARE - 1); }
-
 static bool is_draining(const struct hz3_span_store *store, unsigned size_class, uint32_t *now_ms) {
   const struct hz3_size_class *class = &hz3_size_classes[size_class];
   if (HZ3_CHECKED || class->bytes > DRAIN_MOST_BYTES || store->objects <= (size_t)DRAIN_FEW_SPANS * class->objects) return false;
@@ -235,6 +236,14 @@ void hz3_span_store_note_released_locked(struct hz3_span_store *store, unsigned 
   store->spans_then = store->spans;
 }
 
+// Twice within a while, for a tick also flushes what a bin was filled with and did not need.
+static void note_young_locked(struct hz3_span_store *store, struct hz3_off_list *off) {
+  uint32_t now_ms = look_at_clock(&off->now_ms);
+  if (now_ms - store->young_ms < HZ3_SWING_MS && store->handed_out != store->young_at) store->reuse_ms = now_ms;
+  store->young_ms = now_ms;
+  store->young_at = store->handed_out;
+}
+
 // An object of a full span came back. In a queue they come back in the order in which they were handed out: the front goes up, however often what
 // is behind it is handed out again, and starts over once as much was handed out as there is. What comes and goes, or in no order, sets it back sooner.
 static void note_front_locked(struct hz3_span_store *store, struct hz3_span *span, struct hz3_off_list *off) {
@@ -242,7 +251,7 @@ static void note_front_locked(struct hz3_span_store *store, struct hz3_span *spa
   while (~span->out_words[w] == 0) w++;
   span->front = (uint16_t)(w * 64 + (size_t)__builtin_ctzll(~span->out_words[w]));
   if (span->front > front) return;
-  if (store->handed_out - span->front_since < store->live_objects / 2) store->reuse_ms = look_at_clock(&off->now_ms);
+  if (store->handed_out - span->front_since < store->live_objects / DRAIN_SHARE) note_young_locked(store, off);
   span->front_since = store->handed_out;
 }
 

@@ -28,7 +28,8 @@ struct hz3_span_store {
   size_t objects;                          // that its spans have room for
   size_t exchanged, spans_then;            // objects fetched and come back since a moment, and the spans then
   uint32_t handed_out;                     // objects fetched ever, modulo 2^32
-  uint32_t reuse_ms;                       // when objects last came back that had not been out for long, or a lot of room was seen
+  uint32_t young_ms, young_at;             // when objects last came back that had not been out for long, and what had been handed out then
+  uint32_t reuse_ms;                       // when they did so twice within a while, or a lot of room was seen
   uint32_t left_ms, swung_ms;              // when a span last became free, and when one was wanted soon after that
   struct hz3_span *kept;                   // free spans that wait here until the class wants them again, see span_heap.h
   size_t kept_count, kept_slices;
