@@ -1952,7 +1952,7 @@ TEST_F(HotDeathTest, ThreadsSideBySideTakeFromSpansOfTheirOwn) {
   const unsigned c = hz3_size_class_of(kBytes);
   std::vector<void *> blocks(10 * HZ3_DEPOT_BYTES / kBytes);
   for (void *&block : blocks) block = hz3_malloc(kBytes);
-  // Frees every ninth block: spans do not drain yet. The most that the depot has held meanwhile.
+  // Frees every ninth block: not an eighth, so that the depot gets what is not of the thread's own spans. The most that it has held meanwhile.
   auto most_kept = [&] {
     size_t most = 0;
     for (size_t i = 0; i < blocks.size(); i += 9) {

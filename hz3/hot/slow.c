@@ -355,6 +355,13 @@ static size_t drain_capacity(const struct hz3_heap *heap, unsigned c, const void
   return hz3_min(most, hz3_max(part, FEWEST_IN_DRAIN));
 }
 
+// Full spans drain so that their own thread gets what is near each other (docs/decisions/0040). What others free goes to them in whole magazines, as ever.
+static bool goes_to_depot(const struct hz3_heap *heap, unsigned c, const struct hz3_magazine *magazine) {
+  if (c > HZ3_SMALL_CLASS_LAST || is_own(heap, magazine)) return false;
+  struct hz3_class_use use = hz3_class_use_at(c, hz3_pages_home_of(magazine->slots[0]));
+  return !hz3_class_has_room(&use);
+}
+
 // Makes room for the object in a full or missing drain, and if the class is shrinking or quiet and this thread only frees of it, in the bin; a
 // magazine of the depot, which is older, goes along. No sign of use: a bin that is not allocated from is idle. False when there
 // is no memory for a magazine.
@@ -363,10 +370,16 @@ static bool empty_drain(struct hz3_heap *heap, unsigned c, const void *object) {
   if (capacity != 0 && hz3_has_class(heap->freed_bits, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) hz3_cache_flush_class(heap, c);
   hz3_add_class(heap->freed_bits, c);
   struct hz3_bin *drain = &heap->drains[c];
-  struct hz3_magazine *magazine = hz3_cache_unload(drain), *shared = hz3_depot_take_own(c);
-  if (shared != NULL) hz3_cache_release_magazine(heap, c, shared);
-  if (magazine != NULL) hz3_cache_release(c, magazine->slots, magazine->count);
-  else magazine = hz3_cache_take_empty(heap, hz3_class_is_big(c) ? 0 : DRAIN_LEVEL);
+  struct hz3_magazine *magazine = hz3_cache_unload(drain);
+  if (magazine != NULL && goes_to_depot(heap, c, magazine)) {
+    share(heap, c, magazine);
+    magazine = NULL;
+  } else {
+    struct hz3_magazine *shared = hz3_depot_take_own(c);
+    if (shared != NULL) hz3_cache_release_magazine(heap, c, shared);
+    if (magazine != NULL) hz3_cache_release(c, magazine->slots, magazine->count);
+  }
+  if (magazine == NULL) magazine = hz3_cache_take_empty(heap, hz3_class_is_big(c) ? 0 : DRAIN_LEVEL);
   if (magazine == NULL) return false;
   hz3_add_class(heap->drain_bits, c);
   drain->lo = drain->top = magazine->slots;

@@ -46,6 +46,9 @@ HZ3_STATIC_ASSERT(sizeof(struct hz3_span) <= 64, "one span descriptor per cache 
 struct hz3_class_use {
   size_t spans, objects, out;  // objects: that the spans have room for; out: handed out and not come back, those in caches among them
 };
+// Whether an eighth of its room is free, or more: from there on its spans drain (docs/decisions/0034).
+enum { HZ3_ROOM_SHARE = 8 };
+HZ3_INLINE bool hz3_class_has_room(const struct hz3_class_use *use) { return use->out * HZ3_ROOM_SHARE <= use->objects * (HZ3_ROOM_SHARE - 1); }
 
 // A class of which something is wanted again within HZ3_SOON_MS of being given up swings, like what a program needs for each batch;
 // for HZ3_SWING_MS then less of it is given up (docs/decisions/0035).

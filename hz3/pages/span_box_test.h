@@ -106,7 +106,7 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
   // The store sees that what it hands out comes back at once. All spans are full, before and after.
   void ComeAndGo() {
     for (const auto &span : BySpan()) {
-      for (int i = 0; i < 5; i++) {
+      for (int i = 0; i < 8; i++) {
         Release({span.second.front()});
         Fetch(1);
       }

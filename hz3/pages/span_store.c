@@ -19,14 +19,18 @@ enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that 
 // oldest for what is newest loses the order of addresses, and walks from one to the next take several times as long then (docs/decisions/0040). For
 // HZ3_SWING_MS after the opposite was seen it does not; nor for medium blocks, of which each is a few pages, and whose spans threads share.
 // None of this for objects of which two do not fit a slice: the bins of these grow by what they spare, and may hold none.
-enum { DRAIN_SHARE = 8, DRAIN_FEW_SPANS = 4, DRAIN_EXCHANGE = 512, DRAIN_MOST_BYTES = HZ3_SLICE_BYTES / 2 };
+enum { DRAIN_FEW_SPANS = 4, DRAIN_EXCHANGE = 512, DRAIN_MOST_BYTES = HZ3_SLICE_BYTES / 2 };
+enum { YOUNG_SCORE = 4, ORDER_SCORE_MOST = 16 };  // what is young outweighs four times what is not, see note_front_locked
 
 // Most of what a span costs it costs as a whole: its lists, its locks, its way to the pages and back. So a span has room for as many
 // objects as a word has bits, if WIDE_SLICES are enough for so many; but no span exceeds the smallest by more than a part of what its
 // class has already, or programs that need a little of many classes would have more memory for it (docs/decisions/0039).
 enum { WIDE_OBJECTS = 64, WIDE_SLICES = 4, WIDE_PART = 4 };
 
-static bool has_room(const struct hz3_span_store *store) { return store->live_objects * DRAIN_SHARE <= store->objects * (DRAIN_SHARE - 1); }
+static bool has_room(const struct hz3_span_store *store) {
+  struct hz3_class_use use = hz3_span_store_use(store);
+  return hz3_class_has_room(&use);
+}
 
 static size_t room_of(const struct hz3_span *span) { return span->objects - hz3_span_objects_out(span); }
 
@@ -236,23 +240,26 @@ void hz3_span_store_note_released_locked(struct hz3_span_store *store, unsigned 
   store->spans_then = store->spans;
 }
 
-// Twice within a while, for a tick also flushes what a bin was filled with and did not need.
-static void note_young_locked(struct hz3_span_store *store, struct hz3_off_list *off) {
-  uint32_t now_ms = look_at_clock(&off->now_ms);
-  if (now_ms - store->young_ms < HZ3_SWING_MS && store->handed_out != store->young_at) store->reuse_ms = now_ms;
-  store->young_ms = now_ms;
-  store->young_at = store->handed_out;
-}
-
 // An object of a full span came back. In a queue they come back in the order in which they were handed out: the front goes up, however often what
-// is behind it is handed out again, and starts over once as much was handed out as there is. What comes and goes, or in no order, sets it back sooner.
+// is behind it is handed out again, and starts over once as much was handed out as there is. What comes and goes, or in no order, makes it start over
+// sooner: that is young. What comes back while nothing is handed out counts once, for a tick flushes all that a bin was filled with and did not need.
 static void note_front_locked(struct hz3_span_store *store, struct hz3_span *span, struct hz3_off_list *off) {
   size_t w = 0, front = span->front;
   while (~span->out_words[w] == 0) w++;
   span->front = (uint16_t)(w * 64 + (size_t)__builtin_ctzll(~span->out_words[w]));
-  if (span->front > front) return;
-  if (store->handed_out - span->front_since < store->live_objects / DRAIN_SHARE) note_young_locked(store, off);
-  span->front_since = store->handed_out;
+  bool starts_over = span->front <= front, is_young = starts_over && store->handed_out - span->front_since < store->live_objects / HZ3_ROOM_SHARE;
+  if (starts_over) span->front_since = store->handed_out;
+  if (store->scored_at != store->handed_out) {
+    store->scored_at = store->handed_out;
+    store->has_seen_young = false;
+    store->order_score = (int8_t)hz3_min(store->order_score + 1, ORDER_SCORE_MOST);
+  }
+  if (!is_young || store->has_seen_young) return;
+  store->has_seen_young = true;
+  store->order_score = (int8_t)(store->order_score - 1 - YOUNG_SCORE);
+  if (store->order_score >= 0) return;
+  store->order_score = 0;
+  store->reuse_ms = look_at_clock(&off->now_ms);
 }
 
 // And puts the span where it belongs then.

@@ -28,8 +28,8 @@ struct hz3_span_store {
   size_t objects;                          // that its spans have room for
   size_t exchanged, spans_then;            // objects fetched and come back since a moment, and the spans then
   uint32_t handed_out;                     // objects fetched ever, modulo 2^32
-  uint32_t young_ms, young_at;             // when objects last came back that had not been out for long, and what had been handed out then
-  uint32_t reuse_ms;                       // when they did so twice within a while, or a lot of room was seen
+  uint32_t scored_at;                      // what had been handed out when order_score was changed
+  uint32_t reuse_ms;                       // when more of them did so than others, or a lot of room was seen
   uint32_t left_ms, swung_ms;              // when a span last became free, and when one was wanted soon after that
   struct hz3_span *kept;                   // free spans that wait here until the class wants them again, see span_heap.h
   size_t kept_count, kept_slices;
@@ -39,6 +39,8 @@ struct hz3_span_store {
   uint32_t widest_slices;                  // of its spans, for a store that ever kept any, as are what frees its spans and the next of those
   void (*free_span)(struct hz3_span *span);
   struct hz3_span_store *next_keeping;
+  int8_t order_score;                      // of what came back: how often in order, or after having been out for long, against how often not
+  bool has_seen_young;                     // since scored_at
   bool drains_in_vain;                     // threads are to keep what they free even where spans are empty enough to drain
 } __attribute__((aligned(HZ3_CACHE_LINE)));
 #define HZ3_SPAN_STORE_INIT {.lock = HZ3_LOCK_INIT(HZ3_RANK_CLASS)}
