@@ -370,16 +370,18 @@ static bool empty_drain(struct hz3_heap *heap, unsigned c, const void *object) {
   if (capacity != 0 && hz3_has_class(heap->freed_bits, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) hz3_cache_flush_class(heap, c);
   hz3_add_class(heap->freed_bits, c);
   struct hz3_bin *drain = &heap->drains[c];
-  struct hz3_magazine *magazine = hz3_cache_unload(drain);
-  if (magazine != NULL && goes_to_depot(heap, c, magazine)) {
+  unsigned level = hz3_class_is_big(c) ? 0 : DRAIN_LEVEL;
+  struct hz3_magazine *magazine = hz3_cache_unload(drain), *empty = NULL;
+  if (magazine != NULL && goes_to_depot(heap, c, magazine)) empty = hz3_cache_take_empty(heap, level);
+  if (empty != NULL) {
     share(heap, c, magazine);
-    magazine = NULL;
+    magazine = empty;
   } else {
     struct hz3_magazine *shared = hz3_depot_take_own(c);
     if (shared != NULL) hz3_cache_release_magazine(heap, c, shared);
     if (magazine != NULL) hz3_cache_release(c, magazine->slots, magazine->count);
+    else magazine = hz3_cache_take_empty(heap, level);
   }
-  if (magazine == NULL) magazine = hz3_cache_take_empty(heap, hz3_class_is_big(c) ? 0 : DRAIN_LEVEL);
   if (magazine == NULL) return false;
   hz3_add_class(heap->drain_bits, c);
   drain->lo = drain->top = magazine->slots;
