@@ -21,7 +21,7 @@ size_t hz3_cache_fetch(const struct hz3_heap *heap, unsigned size_class, void **
 void hz3_cache_release(unsigned size_class, void **objects, size_t count);
 void hz3_cache_release_magazine(struct hz3_heap *heap, unsigned size_class, struct hz3_magazine *magazine);  // which is empty then, and the heap's
 
-// An empty magazine, NULL when out of memory; back; so many back to where all heaps get them.
+// An empty magazine, NULL when out of memory; and back.
 struct hz3_magazine *hz3_cache_take_empty(struct hz3_heap *heap, unsigned level);
 void hz3_cache_put_empty(struct hz3_heap *heap, struct hz3_magazine *magazine);
 

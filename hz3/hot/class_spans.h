@@ -48,12 +48,6 @@ HZ3_INLINE struct hz3_class_use hz3_class_use_at(unsigned size_class, unsigned h
   return size_class > HZ3_SMALL_CLASS_LAST ? hz3_medium_use(size_class) : hz3_small_use_at(size_class, home);
 }
 
-// Such a class, of its smallest spans, never counts as shrinking, nor as quiet.
-HZ3_INLINE bool hz3_class_has_few_spans(unsigned size_class, const struct hz3_class_use *use) {
-  enum { FEW_SPANS = 4 };
-  return use->objects <= (size_t)FEW_SPANS * hz3_size_classes[size_class].objects;
-}
-
 // A class of which less than half is out of its spans is shrinking.
 HZ3_INLINE bool hz3_class_is_shrinking(unsigned size_class, const struct hz3_class_use *use) {
   return !hz3_class_has_few_spans(size_class, use) && use->out * 2 < use->objects;

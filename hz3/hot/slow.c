@@ -74,16 +74,17 @@ static void note_slow(struct hz3_heap *heap, unsigned c, bool is_free) {
   heap->misses[c] = 0;
 }
 
-// What caches hold of such a class pins spans, at worst one each, and so does what they hold of a quiet one, even if its spans go as
+// Of the home that the object comes from: what is going on in others says nothing of it.
+static struct hz3_class_use use_around(unsigned c, const void *object) { return hz3_class_use_at(c, hz3_pages_home_of(object)); }
+
+// What caches hold of a shrinking class pins spans, at worst one each, and so does what they hold of a quiet one, even if its spans go as
 // fast as its objects. So while a thread only frees of it, its bin and drain may hold a small part of what is out
-// (docs/decisions/0006); if the class swings, a bigger one, and nothing is taken from them while that is no less than they can. All
-// this for the home that the object comes from: what is going on in others says nothing of it. 0: no limit.
-static size_t limited_capacity(unsigned c, const void *object, size_t capacity) {
-  struct hz3_class_use use = hz3_class_use_at(c, hz3_pages_home_of(object));
-  bool quiet = !hz3_class_has_few_spans(c, &use) && ms_since(&class_times[c].ran_dry_ms) >= QUIET_MS;
-  if (!quiet && !hz3_class_is_shrinking(c, &use)) return 0;
+// (docs/decisions/0006); if the class swings, a bigger one, and nothing is taken from them while that is no less than they can. 0: no limit.
+static size_t limited_capacity(unsigned c, const struct hz3_class_use *use, size_t capacity) {
+  bool quiet = !hz3_class_has_few_spans(c, use) && ms_since(&class_times[c].ran_dry_ms) >= QUIET_MS;
+  if (!quiet && !hz3_class_is_shrinking(c, use)) return 0;
   bool comes_again = !quiet && swings(c);
-  size_t most = use.out / (comes_again ? SWINGING_PART : SHRINKING_PART);
+  size_t most = use->out / (comes_again ? SWINGING_PART : SHRINKING_PART);
   if (comes_again && most >= capacity) return 0;
   set_to_now(&class_times[c].limited_ms);
   return hz3_max(hz3_min(capacity, most), 1);
@@ -335,10 +336,13 @@ static bool make_room(struct hz3_heap *heap, unsigned c, const void *object) {
     return first != NULL;
   }
   struct hz3_magazine *magazine = hz3_magazine_of_slots(bin->lo), *spare = hz3_cache_spare(heap, c);
-  size_t capacity = freed_last ? limited_capacity(c, object, hz3_cache_capacity(heap, c, magazine)) : 0;
-  if (capacity != 0) {
-    shrink_bin(heap, c, capacity);
-    return true;
+  if (freed_last) {
+    struct hz3_class_use use = use_around(c, object);
+    size_t capacity = limited_capacity(c, &use, hz3_cache_capacity(heap, c, magazine));
+    if (capacity != 0) {
+      shrink_bin(heap, c, capacity);
+      return true;
+    }
   }
   if (bin->top != bin->hi) return true;  // the bin has just grown
   if (magazine->level < hz3_cache_magazine_level(heap, c) && enlarge(heap, c)) return true;
@@ -348,17 +352,16 @@ static bool make_room(struct hz3_heap *heap, unsigned c, const void *object) {
 
 // Objects a drain may hold: twice as many small ones as a bin at first, for each time that it is full costs locks and a look at the depot
 // (docs/decisions/0034); but no more than a part of those that are out, or the drains of many threads would hold most of a class.
-static size_t drain_capacity(const struct hz3_heap *heap, unsigned c, const void *object) {
+static size_t drain_capacity(const struct hz3_heap *heap, unsigned c, const struct hz3_class_use *use) {
   if (hz3_class_is_big(c)) return hz3_max(hz3_cache_capacity_at(heap, c, 0), 1);
   size_t most = hz3_min(HZ3_MAGAZINE_CAPACITY << DRAIN_LEVEL, HZ3_MAGAZINE_BYTES / hz3_class_bytes(c));
-  size_t part = hz3_class_use_at(c, hz3_pages_home_of(object)).out / DRAIN_PART;
-  return hz3_min(most, hz3_max(part, FEWEST_IN_DRAIN));
+  return hz3_min(most, hz3_max(use->out / DRAIN_PART, FEWEST_IN_DRAIN));
 }
 
 // Full spans drain so that their own thread gets what is near each other (docs/decisions/0040). What others free goes to them in whole magazines, as ever.
 static bool goes_to_depot(const struct hz3_heap *heap, unsigned c, const struct hz3_magazine *magazine) {
   if (c > HZ3_SMALL_CLASS_LAST || is_own(heap, magazine)) return false;
-  struct hz3_class_use use = hz3_class_use_at(c, hz3_pages_home_of(magazine->slots[0]));
+  struct hz3_class_use use = use_around(c, magazine->slots[0]);
   return !hz3_class_has_room(&use);
 }
 
@@ -366,7 +369,8 @@ static bool goes_to_depot(const struct hz3_heap *heap, unsigned c, const struct 
 // magazine of the depot, which is older, goes along. No sign of use: a bin that is not allocated from is idle. False when there
 // is no memory for a magazine.
 static bool empty_drain(struct hz3_heap *heap, unsigned c, const void *object) {
-  size_t most = drain_capacity(heap, c, object), capacity = limited_capacity(c, object, most);
+  struct hz3_class_use use = use_around(c, object);
+  size_t most = drain_capacity(heap, c, &use), capacity = limited_capacity(c, &use, most);
   if (capacity != 0 && hz3_has_class(heap->freed_bits, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) hz3_cache_flush_class(heap, c);
   hz3_add_class(heap->freed_bits, c);
   struct hz3_bin *drain = &heap->drains[c];

@@ -8,6 +8,7 @@
 #define HZ3_PAGES_PAGES_H_
 
 #include "hz3/base/base.h"
+#include "hz3/base/size_class.h"
 
 HZ3_BEGIN_DECLS
 
@@ -46,8 +47,12 @@ HZ3_STATIC_ASSERT(sizeof(struct hz3_span) <= 64, "one span descriptor per cache 
 struct hz3_class_use {
   size_t spans, objects, out;  // objects: that the spans have room for; out: handed out and not come back, those in caches among them
 };
+enum { HZ3_ROOM_SHARE = 8, HZ3_FEW_SPANS = 4 };
+// Of no more than so many of the smallest spans: such a class never drains, nor counts as shrinking or quiet.
+HZ3_INLINE bool hz3_class_has_few_spans(unsigned size_class, const struct hz3_class_use *use) {
+  return use->objects <= (size_t)HZ3_FEW_SPANS * hz3_size_classes[size_class].objects;
+}
 // Whether an eighth of its room is free, or more: from there on its spans drain (docs/decisions/0034).
-enum { HZ3_ROOM_SHARE = 8 };
 HZ3_INLINE bool hz3_class_has_room(const struct hz3_class_use *use) { return use->out * HZ3_ROOM_SHARE <= use->objects * (HZ3_ROOM_SHARE - 1); }
 
 // A class of which something is wanted again within HZ3_SOON_MS of being given up swings, like what a program needs for each batch;

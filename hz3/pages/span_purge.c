@@ -6,10 +6,10 @@
 #include "hz3/config.h"
 #include "hz3/pages/pages_internal.h"
 
-// If a sparse span has been on that list, and not in use, for a second, and its class is shrinking, a
-// tick gives the pages between the objects back, and again with each half of them that comes back until the span is hollow. Not
-// sooner: with them goes the huge page that they are part of, and most of what a program drops is in use again, or free as a
-// whole, a moment later (docs/decisions/0023). For each span that it may purge, a tick looks at so many, LOOKS_PER_PURGE.
+// If a sparse span has been on that list, and not in use, for a second, and its class is shrinking, a tick gives the pages between the
+// objects back, and again with each half of them that comes back until the span is hollow. Not sooner: with them goes the huge page that
+// they are part of, and most of what a program drops is in use again, or free as a whole, a moment later (docs/decisions/0023). For each
+// span that it may purge, a tick looks at so many, LOOKS_PER_PURGE.
 enum { SPARSE_MS = 1000, LOOKS_PER_PURGE = 4 };
 enum { HELD_UP_MS = 60 * 1000 };  // a tick that has read the clock may take so long to come here
 

@@ -19,7 +19,7 @@ enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that 
 // oldest for what is newest loses the order of addresses, and walks from one to the next take several times as long then (docs/decisions/0040). For
 // HZ3_SWING_MS after the opposite was seen it does not; nor for medium blocks, of which each is a few pages, and whose spans threads share.
 // None of this for objects of which two do not fit a slice: the bins of these grow by what they spare, and may hold none.
-enum { DRAIN_FEW_SPANS = 4, DRAIN_EXCHANGE = 512, DRAIN_MOST_BYTES = HZ3_SLICE_BYTES / 2 };
+enum { DRAIN_EXCHANGE = 512, DRAIN_MOST_BYTES = HZ3_SLICE_BYTES / 2 };
 enum { YOUNG_SCORE = 4, ORDER_SCORE_MOST = 16 };  // what is young outweighs four times what is not, see note_front_locked
 
 // Most of what a span costs it costs as a whole: its lists, its locks, its way to the pages and back. So a span has room for as many
@@ -121,8 +121,7 @@ static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
 
 static bool is_carved(const struct hz3_span *span) { return span->carved == span->objects; }
 
-// The emptiest span with room, for another home; one that was purged within if there is no other. None of a store that has less than an eighth to
-// spare, which it soon wants itself (docs/decisions/0040). None of which less than a quarter is
+// The emptiest span with room, for another home; one that was purged within if there is no other. None of which less than a quarter is
 // free: with each refill one would change hands for a few objects, and take all the others to the home of a stranger. Rather not one that
 // is still being carved, of which each home mostly has one, the first of its list: those who grow side by side would take it from each
 // other, and share them all.
@@ -152,6 +151,7 @@ static void set_home(struct hz3_span *span, unsigned home) {
 struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned new_home, size_t *live) {
   if (hz3_read_figure(&store->spans) == 0) return NULL;  // as in all homes of a program with one thread
   hz3_lock_acquire(&store->lock);
+  // Who has little to spare soon wants it himself (docs/decisions/0040).
   struct hz3_span *span = has_room(store) ? emptiest_locked(store) : NULL;
   if (span != NULL) {
     hz3_span_unlist_locked(store, span);
@@ -223,9 +223,9 @@ static uint32_t look_at_clock(uint32_t *now_ms) {
 }
 
 static bool is_draining(const struct hz3_span_store *store, unsigned size_class, uint32_t *now_ms) {
-  const struct hz3_size_class *class = &hz3_size_classes[size_class];
-  if (HZ3_CHECKED || class->bytes > DRAIN_MOST_BYTES || store->objects <= (size_t)DRAIN_FEW_SPANS * class->objects) return false;
-  if (!has_room(store)) return size_class <= HZ3_SMALL_CLASS_LAST && look_at_clock(now_ms) - store->reuse_ms >= HZ3_SWING_MS;
+  struct hz3_class_use use = hz3_span_store_use(store);
+  if (HZ3_CHECKED || hz3_size_classes[size_class].bytes > DRAIN_MOST_BYTES || hz3_class_has_few_spans(size_class, &use)) return false;
+  if (!hz3_class_has_room(&use)) return size_class <= HZ3_SMALL_CLASS_LAST && look_at_clock(now_ms) - store->reuse_ms >= HZ3_SWING_MS;
   return !store->drains_in_vain && !hz3_span_store_swings(store, look_at_clock(now_ms));
 }
 

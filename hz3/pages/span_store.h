@@ -28,8 +28,8 @@ struct hz3_span_store {
   size_t objects;                          // that its spans have room for
   size_t exchanged, spans_then;            // objects fetched and come back since a moment, and the spans then
   uint32_t handed_out;                     // objects fetched ever, modulo 2^32
-  uint32_t scored_at;                      // what had been handed out when order_score was changed
-  uint32_t reuse_ms;                       // when more of them did so than others, or a lot of room was seen
+  uint32_t scored_at;                      // what had been handed out when order_score last changed
+  uint32_t reuse_ms;                       // when order_score last fell below zero, or there was much room
   uint32_t left_ms, swung_ms;              // when a span last became free, and when one was wanted soon after that
   struct hz3_span *kept;                   // free spans that wait here until the class wants them again, see span_heap.h
   size_t kept_count, kept_slices;
