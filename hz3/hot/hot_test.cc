@@ -987,9 +987,10 @@ TEST_F(Hot, ABatchBesideABacklogStaysCached) {
   if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
   if (HZ3_MAGAZINE_CAPACITY < 62) GTEST_SKIP() << "bins hold no more than three";
   usleep(2 * HZ3_SWING_MS * 1000);
-  std::vector<void *> backlog(16 * HZ3_SLICE_BYTES / 64), batch(100);
+  const size_t per_span = HZ3_SLICE_BYTES / 64, rounds = 200;
+  std::vector<void *> backlog(32 * per_span), batch(2 * per_span);  // which fills spans, so that these drain at first
   for (void *&block : backlog) block = hz3_malloc(64);
-  size_t drained = 0, rounds = 1000;
+  size_t drained = 0;
   for (size_t i = 0; i < rounds; i++) {
     for (void *&block : batch) block = hz3_malloc(64);
     for (void *block : batch) drained += IsDraining(block);
@@ -997,6 +998,28 @@ TEST_F(Hot, ABatchBesideABacklogStaysCached) {
   }
   EXPECT_LT(drained, rounds * batch.size() / 10);
   FreeAll(backlog);
+}
+
+// Full spans drain for their own threads: what another frees of them waits in the depot, as ever.
+TEST_F(Hot, WhatOthersFreeOfFullSpansGoesToTheDepot) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
+  if (hz3_os_cpu_count() < 2) GTEST_SKIP() << "no other home";
+  usleep(2 * HZ3_SWING_MS * 1000);
+  const size_t kBytes = 1024;
+  const unsigned c = hz3_size_class_of(kBytes);
+  std::vector<void *> blocks(64 * hz3_size_classes[c].objects);
+  for (void *&block : blocks) block = hz3_malloc(kBytes);
+  const size_t first = blocks.size() / 2, freed = blocks.size() / 16;  // an eighth is more
+  for (size_t i = 0; i < freed; i++) EXPECT_TRUE(IsDraining(blocks[first + i]));
+  DoElsewhere(OwnHeap()->home, [&] {
+    for (size_t i = 0; i < freed; i++) {
+      OwnHeap()->slow_calls = 0;  // no tick
+      hz3_free(blocks[first + i]);
+    }
+  });
+  EXPECT_GE(hz3_depot_objects(c), 2u * HZ3_MAGAZINE_CAPACITY);
+  blocks.erase(blocks.begin() + static_cast<ptrdiff_t>(first), blocks.begin() + static_cast<ptrdiff_t>(first + freed));
+  FreeAll(blocks);
 }
 
 TEST_F(Hot, FewSpansAndBigBlocksDoNotDrain) {
