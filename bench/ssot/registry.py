@@ -248,6 +248,15 @@ QUEUES = [
     for threads in (1, 2)
 ]
 
+SPARSE = [
+    Case(f"sparse/{size}/t{threads}", "sparse", f"{live} blocks of {size} B replaced at random, of which {written} B are written",
+         _sized(f"threads={threads} rounds={{n}} live={live} size={size} written={written}",
+                *(str(live * rounds) for rounds in (4, 10, 40))),
+         threads=threads, sets=RARE)
+    for size, live, written in ((200_000, 2000, 4096), (1_500_000, 500, 4096), (1_500_000, 100, 300_000))
+    for threads in (1, 2)
+]
+
 # One operation of `versions` is some twenty allocations, of the others a few.
 CONTAINERS = [
     Case(f"containers/{kind}/t{threads}", "containers", stresses,
@@ -329,7 +338,7 @@ DETAILED = {
 }
 CASES: list[Case] = [
     replace(case, details=case.name in DETAILED)
-    for case in (*SINGLE, *FRAMES, *QUEUES, *CONTAINERS, *_remote_matrix(), *THREADED, *MEMORY, *REAL)
+    for case in (*SINGLE, *FRAMES, *QUEUES, *SPARSE, *CONTAINERS, *_remote_matrix(), *THREADED, *MEMORY, *REAL)
 ]
 
 

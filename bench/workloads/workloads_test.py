@@ -41,12 +41,13 @@ TINY = {
     "random_mixed_dist": "20000 400 16 32768 0x12345678 app",
     "realloc_grow": "100000 3 2",
     "size_sweep": "8 100000 10 20 2",
+    "sparse": "2 50 20 100000 5000",
     "thread_churn": "64 200",
     "tree": "10 3",
 }
 
 # Programs that notice when a block in use changes its contents.
-CHECKING = ("frames", "larson", "mstress", "phases", "producer_consumer", "queue", "thread_churn",
+CHECKING = ("frames", "larson", "mstress", "phases", "producer_consumer", "queue", "sparse", "thread_churn",
             "tree", "large_blocks")
 
 # threads iters remote_pct max | allocated local_freed remote_sent bytes
@@ -347,6 +348,22 @@ class ExactWork(unittest.TestCase):
         # All that passed through, and what was left then.
         self.assertGreaterEqual(mallocs, 3000 + 500 - 99 - 1)
         self.assertLessEqual(mallocs, 3002 + 500)
+
+  def test_sparse(self):
+    out, mallocs, asked, frees = self.count("sparse", "1 300 50 80000 20000")
+    self.assertEqual(int(fields(out, "sparse:")["ops"]), 350)
+    self.assertEqual((mallocs, frees), (350, 350))
+    # Of every block the mean of 80,000 and 90,000 bytes, give or take three standard errors.
+    self.assertLess(abs(asked / 350 - 85000), 500)
+
+  def test_sparse_writes_no_more_than_the_start(self):
+    # This library never writes to a block, and has pages of its own for each.
+    faults = []
+    for written in (4096, 81920):
+      _, out, _ = run("sparse", "1 100 100 1000000 %d" % written, "libfloor_bump.so")
+      faults.append(int(fields(out, "[RESOURCES]")["minor_faults"]))
+    self.assertLess(faults[0], 1000)
+    self.assertGreaterEqual(faults[1], faults[0] + 200 * 18)
 
   def test_containers(self):
     kinds = ("documents", "hashes", "strings", "sets", "lists", "vectors",

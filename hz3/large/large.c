@@ -224,7 +224,7 @@ static bool map_range(const struct request *request) {
     start = map_below(bytes, align);
   }
   if (start == NULL) return false;
-  hz3_huge_pages_ask(start, huge_bytes(request->usable_bytes, bytes));
+  hz3_huge_pages_ask(&hz3_ranges.huge_use, start, huge_bytes(request->usable_bytes, bytes));
   if (!hz3_page_map_reserve(start, bytes) || !hz3_ranges_lock_with_descriptors(1)) {
     hz3_os_unmap(start, bytes);
     return false;
@@ -441,7 +441,7 @@ static bool map_behind(struct hz3_range *range, size_t place) {
     hz3_os_unmap(more, lacking);
     return false;
   }
-  hz3_huge_pages_ask(end, lacking);
+  hz3_huge_pages_ask(&hz3_ranges.huge_use, end, lacking);
   hz3_dirty_clear(end, lacking);  // another mapping may have been here before
   hz3_lock_acquire(&hz3_ranges.lock);
   range->bytes += lacking;

@@ -100,6 +100,7 @@ class Large : public testing::Test {
     hz3_ranges.retention = HZ3_RETENTION_INIT;
     hz3_ranges.size_hits = 0;
     hz3_ranges.witness = {};
+    hz3_ranges.huge_use = {};
   }
   void TearDown() override {
     ExpectRangesAreSound();
@@ -205,6 +206,19 @@ TEST_F(Large, TheLastHugePageIsForBlocksThatFillAQuarterOfIt) {
   EXPECT_TRUE(StartsAMapping(Alloc(14 * HZ3_MIB + HZ3_MIB / 4) + 14 * HZ3_MIB));
   EXPECT_FALSE(StartsAMapping(Alloc(4 * HZ3_MIB + HZ3_MIB / 2) + 4 * HZ3_MIB));
   EXPECT_FALSE(StartsAMapping(Alloc(2 * HZ3_MIB + 16) + 2 * HZ3_MIB)) << "others will lie beside it";
+}
+
+// Of blocks of which little is written huge pages would make all resident.
+TEST_F(Large, BlocksOfWhichLittleIsWrittenStayInSmallPages) {
+  hz3_ranges.huge_use.asked_bytes = 64 * HZ3_MIB;
+  for (int i = 0; i < 2; i++) {
+    char *block = Alloc(8 * HZ3_MIB);
+    ASSERT_EQ(hz3_ranges.huge_use.witness, block);
+    block[0] = 1;
+  }
+  char *block = Alloc(8 * HZ3_MIB);
+  for (size_t at = 0; at < 8 * HZ3_MIB; at += 2 * HZ3_MIB) block[at] = 1;
+  EXPECT_EQ(ResidentBytes(block, 8 * HZ3_MIB), 4 * hz3_os_page_bytes());
 }
 
 // Each such end is a mapping of the kernel's, of which a process has 65,530: not any more once so much is mapped.

@@ -65,6 +65,7 @@ struct hz3_ranges {
   size_t taken_away;       // how many ranges are being purged or unmapped, or lose pages to blocks; lock, read without
   size_t dirty_low_water;  // fewest dirty free bytes since the last tick
   struct hz3_witness witness;
+  struct hz3_huge_use huge_use;
 };
 extern struct hz3_ranges hz3_ranges;
 

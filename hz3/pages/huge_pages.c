@@ -12,8 +12,13 @@ enum {
   PAUSE_MAX_MS = 1024               // twice as long each time
 };
 
+// The first witness, and the next ones each time that twice as much was asked for. Of a huge page of which an eighth is written, the faults
+// of small pages cost about half as much as clearing it whole. Twice in a row, for one may have been looked at before it was written.
+enum { WITNESS_MIN_BYTES = 64 * 1024 * 1024, WRITTEN_SHARE = 8, SPARSE_LOOKS = 2 };
+#define WITNESS_MAX_STEP ((size_t)1024 * 1024 * 1024)
+
 // Nor are they worth it where small pages are not of 4 KiB: the kernel's huge ones have 32 MiB then, or 512.
-bool hz3_huge_pages_are_dear(void) {
+static bool are_dear(void) {
   return hz3_os_page_bytes() != HZ3_HUGE_PAGE_BYTES / 512 || hz3_os_now_ms() < __atomic_load_n(&hz3_pages.huge_dear_until_ms, __ATOMIC_RELAXED);
 }
 
@@ -25,19 +30,32 @@ static bool probe_is_dear(char *page) {
   return hz3_os_thread_ns() - before > WORTH_NS;
 }
 
-// Whether the cost is to be measured again: not for a program that does not touch what it has asked for before. Of that, the
-// second huge page is looked at, since the first one may have been touched here.
-static bool is_due(char *start, size_t bytes) {
-  char *looked_at = start + (bytes > HZ3_HUGE_PAGE_BYTES ? HZ3_HUGE_PAGE_BYTES : 0);
-  char *last = __atomic_exchange_n(&hz3_pages.huge_last, looked_at, __ATOMIC_RELAXED);
-  size_t asked = __atomic_fetch_add(&hz3_pages.huge_asked_bytes, bytes, __ATOMIC_RELAXED);
-  return asked / PROBE_BYTES != (asked + bytes) / PROBE_BYTES && (last == NULL || hz3_os_is_resident(last));
+static bool is_sparse(const struct hz3_huge_use *use) { return __atomic_load_n(&use->sparse_looks, __ATOMIC_RELAXED) == SPARSE_LOOKS; }
+
+bool hz3_huge_pages_pay(void) { return !are_dear() && !is_sparse(&hz3_pages.huge_use); }
+
+// What was not written at all, or is not there any more, tells nothing.
+static void look_at_witness(struct hz3_huge_use *use) {
+  char *witness = __atomic_exchange_n(&use->witness, NULL, __ATOMIC_RELAXED);
+  size_t written = witness == NULL ? 0 : hz3_os_resident_bytes(witness, HZ3_HUGE_PAGE_BYTES);
+  if (written == 0) return;
+  unsigned looks = __atomic_load_n(&use->sparse_looks, __ATOMIC_RELAXED);
+  looks = written * WRITTEN_SHARE < HZ3_HUGE_PAGE_BYTES ? hz3_min(looks + 1, SPARSE_LOOKS) : 0;
+  __atomic_store_n(&use->sparse_looks, looks, __ATOMIC_RELAXED);
+}
+
+// Whether the first huge page is to be the next witness. Once one was hardly written, there is one in all that is asked for.
+static bool place_witness(struct hz3_huge_use *use, char *start, size_t bytes, size_t asked) {
+  bool is_due = __atomic_load_n(&use->sparse_looks, __ATOMIC_RELAXED) > 0 ||
+                asked >= hz3_max(__atomic_load_n(&use->witness_due_bytes, __ATOMIC_RELAXED), WITNESS_MIN_BYTES);
+  if (!is_due || bytes < HZ3_HUGE_PAGE_BYTES) return false;
+  __atomic_store_n(&use->witness, start, __ATOMIC_RELAXED);
+  __atomic_store_n(&use->witness_due_bytes, asked + hz3_min(asked, WITNESS_MAX_STEP), __ATOMIC_RELAXED);
+  return true;
 }
 
 // Whether huge pages are worth it for what has just been asked for, and was not touched yet.
-static bool are_affordable(char *start, size_t bytes) {
-  uint64_t pause = __atomic_load_n(&hz3_pages.huge_pause_ms, __ATOMIC_RELAXED);
-  if (!is_due(start, bytes) && pause == 0) return true;
+static bool are_affordable(char *start, uint64_t pause) {
   bool is_dear = probe_is_dear(start);
   pause = is_dear ? hz3_min(hz3_max(2 * pause, PAUSE_MIN_MS), PAUSE_MAX_MS) : 0;
   __atomic_store_n(&hz3_pages.huge_pause_ms, pause, __ATOMIC_RELAXED);
@@ -47,13 +65,25 @@ static bool are_affordable(char *start, size_t bytes) {
 
 // The advice is for all of it, and comes before the first touch: the kernel takes what lies side by side, with the same advice, for one
 // mapping only if one side was never touched. If small pages are asked for after all, the one that was touched stays as it is.
-size_t hz3_huge_pages_ask(char *start, size_t bytes) {
-  bool are_dear = hz3_huge_pages_are_dear();
-  hz3_os_advise_huge(start, bytes, !are_dear);
-  if (are_dear) return 0;
-  if (are_affordable(start, bytes)) return bytes;
+enum hz3_huge_answer hz3_huge_pages_ask(struct hz3_huge_use *use, char *start, size_t bytes) {
+  look_at_witness(use);
+  size_t asked = __atomic_fetch_add(&use->asked_bytes, bytes, __ATOMIC_RELAXED) + bytes;
+  bool pay = !are_dear() && !is_sparse(use);
+  uint64_t pause = __atomic_load_n(&hz3_pages.huge_pause_ms, __ATOMIC_RELAXED);
+  bool has_witness = !(pay && pause != 0) && place_witness(use, start, bytes, asked);
+  hz3_os_advise_huge(start, bytes, pay);
+  if (!pay) return HZ3_HUGE_NONE;
+  if (has_witness) {
+    hz3_os_advise_huge(start, HZ3_HUGE_PAGE_BYTES, false);
+    return HZ3_HUGE_BUT_FIRST;
+  }
+  // The cost is not measured for a program that does not touch what it has asked for before. Of that, the second huge page is looked at, since
+  // the first one may have been touched here.
+  char *last = __atomic_exchange_n(&use->last, start + (bytes > HZ3_HUGE_PAGE_BYTES ? HZ3_HUGE_PAGE_BYTES : 0), __ATOMIC_RELAXED);
+  bool is_due = (asked - bytes) / PROBE_BYTES != asked / PROBE_BYTES && (last == NULL || hz3_os_is_resident(last));
+  if ((pause == 0 && !is_due) || are_affordable(start, pause)) return HZ3_HUGE_ALL;
   hz3_os_advise_huge(start, bytes, false);
-  return hz3_min(bytes, HZ3_HUGE_PAGE_BYTES);
+  return HZ3_HUGE_ONLY_FIRST;
 }
 
 static unsigned ends_of(const struct hz3_chunk *chunk) {
@@ -125,7 +155,7 @@ bool hz3_first_chunk_offer_huge(void) {
   if (is_held) hz3_pages.held &= ~HZ3_HIGH_HALF;
   hz3_lock_release(&hz3_pages.lock);
   if (!is_held) return false;
-  bool is_huge = hz3_huge_pages_ask(chunk->base + HZ3_HUGE_PAGE_BYTES, HZ3_HUGE_PAGE_BYTES) != 0;
+  bool is_huge = hz3_huge_pages_ask(&hz3_pages.huge_use, chunk->base + HZ3_HUGE_PAGE_BYTES, HZ3_HUGE_PAGE_BYTES) == HZ3_HUGE_ALL;
   hz3_lock_acquire(&hz3_pages.lock);
   if (is_huge) hz3_chunk_set_huge_locked(chunk, chunk->huge | HZ3_HIGH_HALF);
   offer_locked(HZ3_HIGH_HALF);

@@ -194,7 +194,7 @@ static bool open_span(struct hz3_span *span) {
 }
 
 // Of the slices those that were touched already are dirty.
-static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, uint64_t dirty, bool is_closed) {
+static bool add_chunk(char *base, size_t guard_bytes, uint64_t huge, uint64_t dirty, bool is_closed) {
   if (!hz3_page_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
   if (HZ3_CHECKED && !hz3_object_map_reserve(base, HZ3_CHUNK_BYTES)) return false;
   hz3_tag_map_cover(base, HZ3_CHUNK_BYTES);
@@ -216,7 +216,7 @@ static bool add_chunk(char *base, size_t guard_bytes, bool is_huge, uint64_t dir
   chunk->dirty = dirty;
   chunk->purged = chunk->refused = 0;
   __builtin_memset(chunk->used_by, 0, sizeof chunk->used_by);  // the descriptor may have been another's
-  chunk->huge = is_huge ? ~(uint64_t)0 : 0;
+  chunk->huge = huge;
   chunk->closed = is_closed ? ~(uint64_t)0 : 0;
   hz3_chunk_join_locked(chunk);
   hz3_add_to_figure(&hz3_pages.chunks, 1);
@@ -235,7 +235,7 @@ static bool map_first(void) {
   if (room == NULL) return false;
   hz3_os_unmap(room, HZ3_CHUNK_BYTES - ROOM_BEFORE_FIRST);
   bool is_closed = hz3_os_protect(base - ROOM_BEFORE_FIRST, ROOM_BEFORE_FIRST + HZ3_CHUNK_BYTES + guard);
-  if (!add_chunk(base, guard, false, 0, is_closed)) {
+  if (!add_chunk(base, guard, 0, 0, is_closed)) {
     hz3_os_unmap(base - ROOM_BEFORE_FIRST, ROOM_BEFORE_FIRST + HZ3_CHUNK_BYTES + guard);
     return false;
   }
@@ -262,12 +262,14 @@ static bool map_chunks(bool may_be_huge, bool is_fast) {
     if (guard != 0) hz3_os_protect(base + bytes, guard);  // refused (too many maps): a page that nobody uses
     hz3_pages.last_base = base;
     bool is_growing = chunks >= HZ3_SMALL_PAGE_CHUNKS || (chunks > 0 && is_fast);
-    size_t huge_bytes = may_be_huge && is_growing ? hz3_huge_pages_ask(base, bytes) : 0;
-    bool is_huge = huge_bytes == bytes;
-    uint64_t touched = is_huge || huge_bytes == 0 ? 0 : HZ3_LOW_HALF;
+    enum hz3_huge_answer answer = may_be_huge && is_growing ? hz3_huge_pages_ask(&hz3_pages.huge_use, base, bytes) : HZ3_HUGE_NONE;
+    uint64_t huge = answer >= HZ3_HUGE_BUT_FIRST ? ~(uint64_t)0 : 0;
     size_t left = wanted;  // from the top down, so that each meets its neighbour
-    for (bool more = true; more && left > 0; left -= more)
-      more = add_chunk(base + (left - 1) * HZ3_CHUNK_BYTES, left == wanted ? guard : 0, is_huge, left == 1 ? touched : 0, false);
+    for (bool more = true; more && left > 0; left -= more) {
+      uint64_t first = left == 1 ? HZ3_LOW_HALF : 0;
+      more = add_chunk(base + (left - 1) * HZ3_CHUNK_BYTES, left == wanted ? guard : 0, answer == HZ3_HUGE_BUT_FIRST ? huge & ~first : huge,
+                       answer == HZ3_HUGE_ONLY_FIRST ? first : 0, false);
+    }
     if (left > 0) hz3_os_unmap(base, left * HZ3_CHUNK_BYTES + (left == wanted ? guard : 0));
     return left < wanted;
   }
@@ -281,7 +283,7 @@ static bool grow(size_t count, bool may_be_huge) {
   bool is_fast = now - hz3_pages.grown_ms <= HZ3_FAST_GROWTH_MS;
   hz3_pages.grown_ms = now;
   // In the checked lane what the first chunk has not given away stays without access as long as possible.
-  bool is_filling = !HZ3_CHECKED && is_fast && may_be_huge && !hz3_huge_pages_are_dear() && hz3_first_chunk_is_filled();
+  bool is_filling = !HZ3_CHECKED && is_fast && may_be_huge && hz3_huge_pages_pay() && hz3_first_chunk_is_filled();
   bool any = (is_filling ? hz3_first_chunk_offer_huge() : hz3_first_chunk_offer(HZ3_OFFERED_SLICES)) || map_chunks(may_be_huge, is_fast) ||
              hz3_first_chunk_offer(HZ3_OFFERED_SLICES);
   hz3_growth_end(&growth, any);

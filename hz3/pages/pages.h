@@ -107,9 +107,20 @@ enum { HZ3_TAKEN_AWAY_MS = 20 };
 size_t hz3_idle_keep(size_t dirty_bytes, size_t low_water_bytes);
 
 #define HZ3_HUGE_PAGE_BYTES ((size_t)2 * 1024 * 1024)
-// Asks for huge pages for fresh memory, or, while they are dear, for small ones; the first touch of the first page tells from time
-// to time. Bytes from the start that have huge pages now, or get them when touched. Thread-safe; keeps errno.
-size_t hz3_huge_pages_ask(char *start, size_t bytes);
+// What is known of what was asked for on behalf of one source of memory. Relaxed atomics: hints.
+struct hz3_huge_use {
+  size_t asked_bytes;  // and never less
+  char *last;          // a page of what was asked for last
+  char *witness;       // a huge page that was left to small ones, of which those that are written become resident; NULL: none
+  size_t witness_due_bytes;  // asked_bytes from which on there is to be another
+  unsigned sparse_looks;     // how many of them in a row turned out to be hardly written, as far as that matters
+};
+// Which huge pages of it were, or will be made when touched. ONLY_FIRST: that one has been touched.
+enum hz3_huge_answer { HZ3_HUGE_NONE, HZ3_HUGE_ONLY_FIRST, HZ3_HUGE_BUT_FIRST, HZ3_HUGE_ALL };
+// Asks for huge pages for fresh memory, or, while they are dear or most of them would hardly be written, for small ones. What tells, from
+// time to time, is the first of its huge pages: it is touched at once, or left to small pages, as a witness (docs/decisions/0028, 0041).
+// Thread-safe; keeps errno.
+enum hz3_huge_answer hz3_huge_pages_ask(struct hz3_huge_use *use, char *start, size_t bytes);
 
 // Whether at the last tick there was much more dirty free memory than needed, or since then more than may wait, and none was purged too
 // early since: a hint, lock-free.

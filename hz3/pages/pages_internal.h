@@ -73,8 +73,7 @@ struct hz3_pages {
   bool has_opened[HZ3_CLASS_COUNT][HZ3_SPAN_HOMES];  // a span of the class was allocated for the home; atomic
   bool has_homes;  // and for more than one home; atomic
   uint64_t huge_dear_until_ms, huge_pause_ms;  // no huge pages until then; for so long the last time, 0 if one was cheap since; atomic
-  size_t huge_asked_bytes;  // atomic, like huge_last:
-  char *huge_last;          // a page of what was asked for last
+  struct hz3_huge_use huge_use;  // of chunks
   size_t dirty_low_water;  // fewest dirty free slices since the last tick
   char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps; lock: growth
 };
@@ -106,7 +105,8 @@ void hz3_chunk_relist_locked(struct hz3_chunk *chunk);
 void hz3_pages_set_giving_back(bool value);
 
 // huge_pages.c
-bool hz3_huge_pages_are_dear(void);
+// Whether huge pages are worth asking for, for chunks as they are used now.
+bool hz3_huge_pages_pay(void);
 void hz3_chunk_join_locked(struct hz3_chunk *chunk);   // beside its neighbour, if that is the newest
 void hz3_chunk_leave_locked(struct hz3_chunk *chunk);
 // From now on these slices, whole halves, are to ask for huge pages. False, and nothing changed, if mappings do not allow for it.

@@ -68,9 +68,11 @@ bool IsMapped(void *start) {
 void KnowHugePages(bool are_dear) {
   hz3_pages.huge_dear_until_ms = are_dear ? hz3_os_now_ms() + 1000 * 1000 : 0;
   hz3_pages.huge_pause_ms = 0;
-  hz3_pages.huge_asked_bytes = 0;
-  hz3_pages.huge_last = nullptr;
+  hz3_pages.huge_use = {};
 }
+
+constexpr size_t kWitnessBytes = 64 * HZ3_MIB;  // so much asked for, a witness is due
+constexpr unsigned kSparse = 2;  // witnesses that were hardly written: no huge pages any more
 
 // As after a big purge: what exceeds the limit goes at once.
 void NothingWaits() {
@@ -541,6 +543,11 @@ TEST_F(FirstChunk, OffersTheNextQuarterWhereHugePagesAreDear) {
   EXPECT_EQ(Take(HZ3_OFFERED_SLICES + 1, HZ3_SLICE_BYTES)->first_slice, HZ3_OFFERED_SLICES);
 }
 
+TEST_F(FirstChunk, OffersTheNextQuarterWhereWitnessesWereHardlyWritten) {
+  hz3_pages.huge_use.sparse_looks = kSparse;
+  EXPECT_EQ(Take(HZ3_OFFERED_SLICES + 1, HZ3_SLICE_BYTES)->first_slice, HZ3_OFFERED_SLICES);
+}
+
 // As where the kernel gives huge pages without being asked.
 TEST_F(FirstChunk, OffersTheNextQuarterWhereWhatNobodyUsedIsResident) {
   hz3_span *first = Take(HZ3_OFFERED_SLICES, HZ3_SLICE_BYTES);
@@ -602,34 +609,132 @@ void GiveAccessSlowly(int) {
 TEST_F(Pages, TheFirstTouchTellsWhetherHugePagesAreDear) {
   const size_t bytes = 6 * HZ3_HUGE_PAGE_BYTES, page = hz3_os_page_bytes();
   char *start = static_cast<char *>(hz3_os_map_aligned(nullptr, bytes, HZ3_HUGE_PAGE_BYTES));
+  hz3_huge_use use = {};
   struct sigaction slowly = {}, before;
   slowly.sa_handler = GiveAccessSlowly;
   ASSERT_EQ(sigaction(SIGSEGV, &slowly, &before), 0);
   slow_page = start;
   auto ask = [&] {
     mprotect(start, page, PROT_NONE);
-    return hz3_huge_pages_ask(start, bytes);
+    return hz3_huge_pages_ask(&use, start, bytes);
   };
-  EXPECT_EQ(ask(), bytes) << "12 MiB: not touched";
+  EXPECT_EQ(ask(), HZ3_HUGE_ALL) << "12 MiB: not touched";
   EXPECT_EQ(AdviceAt(start + page), "hg");
-  EXPECT_EQ(ask(), bytes) << "beyond 16, but nothing of the first 12 is in use";
+  EXPECT_EQ(ask(), HZ3_HUGE_ALL) << "beyond 16, but nothing of the first 12 is in use";
   start[HZ3_HUGE_PAGE_BYTES] = 1;
-  hz3_pages.huge_asked_bytes = 12 * HZ3_MIB;
-  EXPECT_EQ(ask(), HZ3_HUGE_PAGE_BYTES) << "beyond 16: the one that was touched";
+  use.asked_bytes = 12 * HZ3_MIB;
+  EXPECT_EQ(ask(), HZ3_HUGE_ONLY_FIRST) << "beyond 16: the one that was touched";
   EXPECT_EQ(AdviceAt(start), "nh") << "all of it, the first page too";
   for (uint64_t pause = 64; pause <= 2048; pause *= 2) {
     EXPECT_EQ(hz3_pages.huge_pause_ms, std::min<uint64_t>(pause, 1024)) << "twice as long each time";
-    EXPECT_TRUE(hz3_huge_pages_are_dear());
-    EXPECT_EQ(ask(), 0u);
+    EXPECT_FALSE(hz3_huge_pages_pay());
+    use = {};
+    EXPECT_EQ(ask(), HZ3_HUGE_NONE);
     hz3_pages.huge_dear_until_ms -= hz3_pages.huge_pause_ms;
-    EXPECT_FALSE(hz3_huge_pages_are_dear()) << "not known any more";
-    EXPECT_EQ(ask(), HZ3_HUGE_PAGE_BYTES) << "so it is tried at once";
+    EXPECT_TRUE(hz3_huge_pages_pay()) << "as far as is known";
+    use.asked_bytes = kWitnessBytes;
+    EXPECT_EQ(ask(), HZ3_HUGE_ONLY_FIRST) << "so it is tried at once, witness or not";
   }
   sigaction(SIGSEGV, &before, nullptr);
   hz3_pages.huge_dear_until_ms = 0;
-  EXPECT_EQ(hz3_huge_pages_ask(start + bytes - page, page), page) << "a page that is no huge one is cheap";
+  EXPECT_EQ(hz3_huge_pages_ask(&use, start + bytes - page, page), HZ3_HUGE_ALL) << "a page that is no huge one is cheap";
   EXPECT_EQ(hz3_pages.huge_pause_ms, 0u);
   EXPECT_TRUE(hz3_os_unmap(start, bytes));
+}
+
+// What was asked for, with a witness at its start or not.
+class Witness : public Pages {
+ protected:
+  static constexpr size_t kEighth = HZ3_HUGE_PAGE_BYTES / 8;
+  void TearDown() override {
+    for (char *start : mapped_) hz3_os_unmap(start, kBytes);
+    Pages::TearDown();
+  }
+  hz3_huge_answer Ask() {
+    mapped_.push_back(static_cast<char *>(hz3_os_map_aligned(nullptr, kBytes, HZ3_HUGE_PAGE_BYTES)));
+    use_.last = mapped_.back();  // not in use: nothing is touched to see what it costs
+    return hz3_huge_pages_ask(&use_, mapped_.back(), kBytes);
+  }
+  hz3_huge_answer WriteAndAsk(size_t bytes) {
+    memset(mapped_.back(), 1, bytes);
+    return Ask();
+  }
+  hz3_huge_use use_ = {};
+  std::vector<char *> mapped_;
+
+ private:
+  static constexpr size_t kBytes = 4 * HZ3_HUGE_PAGE_BYTES;
+};
+
+TEST_F(Witness, IsLeftToSmallPagesEachTimeThatTwiceAsMuchWasAskedFor) {
+  std::vector<size_t> with_witness;
+  while (use_.asked_bytes < 300 * HZ3_MIB) {
+    hz3_huge_answer answer = Ask();
+    EXPECT_EQ(AdviceAt(mapped_.back()), answer == HZ3_HUGE_BUT_FIRST ? "nh" : "hg");
+    if (answer != HZ3_HUGE_BUT_FIRST) continue;
+    EXPECT_EQ(AdviceAt(mapped_.back() + HZ3_HUGE_PAGE_BYTES), "hg");
+    with_witness.push_back(use_.asked_bytes / HZ3_MIB);
+  }
+  EXPECT_EQ(with_witness, (std::vector<size_t>{64, 128, 256}));
+  use_.asked_bytes = use_.witness_due_bytes = HZ3_MIB * HZ3_MIB;
+  EXPECT_EQ(Ask(), HZ3_HUGE_BUT_FIRST);
+  EXPECT_EQ(use_.witness_due_bytes - use_.asked_bytes, HZ3_KIB * HZ3_MIB) << "or each GiB";
+}
+
+TEST_F(Witness, TwiceHardlyWrittenStopsItUntilOneIsWritten) {
+  use_.asked_bytes = kWitnessBytes;
+  EXPECT_EQ(Ask(), HZ3_HUGE_BUT_FIRST);
+  EXPECT_EQ(WriteAndAsk(kEighth - 1), HZ3_HUGE_ALL) << "an eighth of its pages";
+  use_.asked_bytes = use_.witness_due_bytes;
+  EXPECT_EQ(Ask(), HZ3_HUGE_BUT_FIRST);
+  EXPECT_EQ(WriteAndAsk(kEighth / 2), HZ3_HUGE_BUT_FIRST) << "that may be chance: at once another one";
+  EXPECT_EQ(WriteAndAsk(kEighth), HZ3_HUGE_ALL) << "it was";
+  use_.asked_bytes = use_.witness_due_bytes;
+  EXPECT_EQ(Ask(), HZ3_HUGE_BUT_FIRST);
+  EXPECT_EQ(WriteAndAsk(1), HZ3_HUGE_BUT_FIRST);
+  for (int i = 0; i < 3; i++) {
+    EXPECT_EQ(WriteAndAsk(1), HZ3_HUGE_NONE);
+    EXPECT_EQ(AdviceAt(mapped_.back()), "nh");
+  }
+  EXPECT_EQ(WriteAndAsk(kEighth), HZ3_HUGE_ALL);
+}
+
+TEST_F(Witness, NotWrittenAtAllOrGoneTellsNothing) {
+  use_.sparse_looks = kSparse - 1;
+  EXPECT_EQ(Ask(), HZ3_HUGE_BUT_FIRST);
+  EXPECT_EQ(Ask(), HZ3_HUGE_BUT_FIRST);
+  mapped_.back()[0] = 1;
+  EXPECT_TRUE(hz3_os_unmap(mapped_.back(), HZ3_HUGE_PAGE_BYTES));
+  EXPECT_EQ(Ask(), HZ3_HUGE_BUT_FIRST);
+  EXPECT_EQ(use_.sparse_looks, kSparse - 1);
+}
+
+TEST_F(Witness, IsNoneWhereLessThanAHugePageIsAskedFor) {
+  Ask();
+  use_.sparse_looks = 1;
+  EXPECT_EQ(hz3_huge_pages_ask(&use_, mapped_.back(), HZ3_HUGE_PAGE_BYTES - hz3_os_page_bytes()), HZ3_HUGE_ALL);
+  EXPECT_EQ(use_.witness, nullptr);
+}
+
+TEST_F(Witness, OfChunksIsTheLowerHalfOfTheLowest) {
+  std::vector<hz3_chunk *> chunks;
+  auto grow = [&] {
+    for (int i = 0; i < HZ3_CHUNK_SLICES; i++) chunks.push_back(ChunkOf(Alloc(kSliceClass)));
+    return chunks.back();
+  };
+  for (int i = 0; i < HZ3_SMALL_PAGE_CHUNKS; i++) grow();
+  hz3_pages.huge_use = {};
+  hz3_pages.huge_use.asked_bytes = kWitnessBytes;
+  hz3_chunk *chunk = grow();
+  EXPECT_EQ(chunk->huge, HZ3_HIGH_HALF);
+  EXPECT_EQ(hz3_pages.huge_use.witness, chunk->base);
+  hz3_pages.huge_use.sparse_looks = kSparse;
+  hz3_pages.huge_use.witness = nullptr;
+  chunk = grow();
+  EXPECT_EQ(chunk->huge, 0u);
+  while (!Live().empty()) Free(*Live().begin());
+  hz3_pages_purge_to(0);
+  EXPECT_EQ(chunk->huge, 0u) << "nor when it is purged";
 }
 
 // Each half of a chunk asks for its huge page until a part of it is purged, and again once it is purged as a whole. The first

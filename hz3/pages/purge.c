@@ -139,7 +139,7 @@ static bool purge_oldest_locked(unsigned *slices) {
   bool in_halves = (halves & chunk->dirty) != 0;
   uint64_t part = in_halves ? halves : ~halves;
   uint64_t mask = chunk->free & ~chunk->refused & part & (chunk->dirty | huge_before), dirty = mask & chunk->dirty;
-  bool may_be_huge = hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS && !hz3_huge_pages_are_dear();
+  bool may_be_huge = hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS && hz3_huge_pages_pay();
   uint64_t huge = !in_halves ? huge_before & ~halves_of(mask) : may_be_huge ? huge_before | part : huge_before;
   uint64_t advised = hz3_chunk_set_huge_locked(chunk, huge) ? huge ^ huge_before : 0;
   unsigned count = (unsigned)__builtin_popcountll(mask);
