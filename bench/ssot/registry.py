@@ -249,7 +249,7 @@ QUEUES = [
 ]
 
 SPARSE = [
-    Case(f"sparse/{size}/t{threads}", "sparse", f"{live} blocks of {size} B replaced at random, of which {written} B are written",
+    Case(f"sparse/{size}/{written}/t{threads}", "sparse", f"{live} blocks of {size} B replaced at random, of which {written} B are written",
          _sized(f"threads={threads} rounds={{n}} live={live} size={size} written={written}",
                 *(str(live * rounds) for rounds in (4, 10, 40))),
          threads=threads, sets=RARE)
