@@ -577,6 +577,15 @@ TEST_F(FirstChunk, OffersItsHalfWithSmallPagesWhereHugeOnesAreDear) {
   EXPECT_EQ(first->huge, 0u);
 }
 
+TEST_F(FirstChunk, OffersItsHalfWithSmallPagesWhereThatIsAWitness) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "it has no access to it";
+  hz3_chunk *first = ChunkOf(Alloc(kSliceClass));
+  hz3_pages.huge_use.asked_bytes = kWitnessBytes;
+  EXPECT_TRUE(hz3_first_chunk_offer_huge());
+  EXPECT_EQ(hz3_pages.huge_use.witness, first->base + HZ3_HUGE_PAGE_BYTES);
+  EXPECT_EQ(first->huge, 0u);
+}
+
 void UseWhatIsHeldBack() {
   for (int i = 0; i < HZ3_OFFERED_SLICES; i++) {
     hz3_span *span = hz3_pages_alloc_span(kSliceClass, 0, 1);
