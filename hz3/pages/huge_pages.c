@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is: whether huge pages are worth asking for (docs/decisions/0028), and which chunks do (0022); see pages.h.
+// What it is: whether huge pages are worth asking for (docs/decisions/0028, 0041), and which chunks do (0022); see pages.h.
 // Called by: pages.c and purge.c; large through pages.h.
 // Locks: hz3_pages.lock, held by the callers of what ends in _locked. Relaxed atomics: hints, by which nothing is published.
 #include "hz3/base/os.h"
@@ -70,6 +70,7 @@ enum hz3_huge_answer hz3_huge_pages_ask(struct hz3_huge_use *use, char *start, s
   size_t asked = __atomic_fetch_add(&use->asked_bytes, bytes, __ATOMIC_RELAXED) + bytes;
   bool pay = !are_dear() && !is_sparse(use);
   uint64_t pause = __atomic_load_n(&hz3_pages.huge_pause_ms, __ATOMIC_RELAXED);
+  // After a dear one the first is touched in any case.
   bool has_witness = !(pay && pause != 0) && place_witness(use, start, bytes, asked);
   hz3_os_advise_huge(start, bytes, pay);
   if (!pay) return HZ3_HUGE_NONE;
