@@ -46,15 +46,23 @@ static void look_at_witness(struct hz3_huge_use *use) {
 
 // Whether the first huge page is to be the next witness. Once one was hardly written, there is one in all that is asked for.
 static bool place_witness(struct hz3_huge_use *use, char *start, size_t bytes, size_t asked) {
-  bool is_due = __atomic_load_n(&use->sparse_looks, __ATOMIC_RELAXED) > 0 ||
-                asked >= hz3_max(__atomic_load_n(&use->witness_due_bytes, __ATOMIC_RELAXED), WITNESS_MIN_BYTES);
-  if (!is_due || bytes < HZ3_HUGE_PAGE_BYTES) return false;
+  bool is_time = __atomic_load_n(&use->sparse_looks, __ATOMIC_RELAXED) > 0 ||
+                 asked >= hz3_max(__atomic_load_n(&use->witness_due_bytes, __ATOMIC_RELAXED), WITNESS_MIN_BYTES);
+  if (!is_time || bytes < HZ3_HUGE_PAGE_BYTES) return false;
   __atomic_store_n(&use->witness, start, __ATOMIC_RELAXED);
   __atomic_store_n(&use->witness_due_bytes, asked + hz3_min(asked, WITNESS_MAX_STEP), __ATOMIC_RELAXED);
   return true;
 }
 
-// Whether huge pages are worth it for what has just been asked for, and was not touched yet.
+// Whether the cost is to be measured again: not for a program that does not touch what it has asked for before. Of that, the
+// second huge page is looked at, since the first one may have been touched here.
+static bool is_due(struct hz3_huge_use *use, char *start, size_t bytes, size_t asked) {
+  char *looked_at = start + (bytes > HZ3_HUGE_PAGE_BYTES ? HZ3_HUGE_PAGE_BYTES : 0);
+  char *last = __atomic_exchange_n(&use->last, looked_at, __ATOMIC_RELAXED);
+  return (asked - bytes) / PROBE_BYTES != asked / PROBE_BYTES && (last == NULL || hz3_os_is_resident(last));
+}
+
+// Whether huge pages are worth it for what has just been asked for, and was not touched yet. `pause`: see huge_pause_ms.
 static bool are_affordable(char *start, uint64_t pause) {
   bool is_dear = probe_is_dear(start);
   pause = is_dear ? hz3_min(hz3_max(2 * pause, PAUSE_MIN_MS), PAUSE_MAX_MS) : 0;
@@ -78,11 +86,7 @@ enum hz3_huge_answer hz3_huge_pages_ask(struct hz3_huge_use *use, char *start, s
     hz3_os_advise_huge(start, HZ3_HUGE_PAGE_BYTES, false);
     return HZ3_HUGE_BUT_FIRST;
   }
-  // The cost is not measured for a program that does not touch what it has asked for before. Of that, the second huge page is looked at, since
-  // the first one may have been touched here.
-  char *last = __atomic_exchange_n(&use->last, start + (bytes > HZ3_HUGE_PAGE_BYTES ? HZ3_HUGE_PAGE_BYTES : 0), __ATOMIC_RELAXED);
-  bool is_due = (asked - bytes) / PROBE_BYTES != asked / PROBE_BYTES && (last == NULL || hz3_os_is_resident(last));
-  if ((pause == 0 && !is_due) || are_affordable(start, pause)) return HZ3_HUGE_ALL;
+  if ((!is_due(use, start, bytes, asked) && pause == 0) || are_affordable(start, pause)) return HZ3_HUGE_ALL;
   hz3_os_advise_huge(start, bytes, false);
   return HZ3_HUGE_ONLY_FIRST;
 }

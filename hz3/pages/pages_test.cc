@@ -654,7 +654,7 @@ TEST_F(Pages, TheFirstTouchTellsWhetherHugePagesAreDear) {
 // What was asked for, with a witness at its start or not.
 class Witness : public Pages {
  protected:
-  static constexpr size_t kEighth = HZ3_HUGE_PAGE_BYTES / 8;
+  static constexpr size_t kEighth = HZ3_HUGE_PAGE_BYTES / 8, kBytes = 4 * HZ3_HUGE_PAGE_BYTES;
   void TearDown() override {
     for (char *start : mapped_) hz3_os_unmap(start, kBytes);
     Pages::TearDown();
@@ -670,9 +670,6 @@ class Witness : public Pages {
   }
   hz3_huge_use use_ = {};
   std::vector<char *> mapped_;
-
- private:
-  static constexpr size_t kBytes = 4 * HZ3_HUGE_PAGE_BYTES;
 };
 
 TEST_F(Witness, IsLeftToSmallPagesEachTimeThatTwiceAsMuchWasAskedFor) {
@@ -712,9 +709,12 @@ TEST_F(Witness, NotWrittenAtAllOrGoneTellsNothing) {
   use_.sparse_looks = kSparse - 1;
   EXPECT_EQ(Ask(), HZ3_HUGE_BUT_FIRST);
   EXPECT_EQ(Ask(), HZ3_HUGE_BUT_FIRST);
-  mapped_.back()[0] = 1;
-  EXPECT_TRUE(hz3_os_unmap(mapped_.back(), HZ3_HUGE_PAGE_BYTES));
+  char *gone = mapped_.back();
+  gone[0] = 1;
+  EXPECT_TRUE(hz3_os_unmap(gone, HZ3_HUGE_PAGE_BYTES));
+  mapped_.pop_back();
   EXPECT_EQ(Ask(), HZ3_HUGE_BUT_FIRST);
+  EXPECT_TRUE(hz3_os_unmap(gone + HZ3_HUGE_PAGE_BYTES, kBytes - HZ3_HUGE_PAGE_BYTES));
   EXPECT_EQ(use_.sparse_looks, kSparse - 1);
 }
 
@@ -726,10 +726,9 @@ TEST_F(Witness, IsNoneWhereLessThanAHugePageIsAskedFor) {
 }
 
 TEST_F(Witness, OfChunksIsTheLowerHalfOfTheLowest) {
-  std::vector<hz3_chunk *> chunks;
   auto grow = [&] {
-    for (int i = 0; i < HZ3_CHUNK_SLICES; i++) chunks.push_back(ChunkOf(Alloc(kSliceClass)));
-    return chunks.back();
+    for (int i = 1; i < HZ3_CHUNK_SLICES; i++) Alloc(kSliceClass);
+    return ChunkOf(Alloc(kSliceClass));
   };
   for (int i = 0; i < HZ3_SMALL_PAGE_CHUNKS; i++) grow();
   hz3_pages.huge_use = {};
