@@ -12,7 +12,7 @@
 
 HZ3_BEGIN_DECLS
 
-enum { HZ3_SPAN_NO_LIST = 255, HZ3_SPAN_HOMES = 8 };
+enum { HZ3_SPAN_NO_LIST = 255, HZ3_SPAN_NO_SAMPLE = UINT16_MAX, HZ3_SPAN_HOMES = 8 };
 
 // A run of slices that holds objects of one class. The descriptor lives in the chunk's metadata, never beside objects.
 // While it is allocated, the fields belong to the box that allocated it, under that box's lock, except those that pages alone
@@ -23,11 +23,11 @@ struct hz3_span {
   uint64_t *out_words;  // one bit per object that is out: handed out, and not come back
   uint64_t out_word;    // where 64 bits are enough
   uint16_t settle_out;  // with so few out its list, or what becomes of it, is to be looked at
-  uint16_t front;       // the object that came back last of those that came back while all others were out
+  uint16_t sample;      // the object that is watched for how long it is out, or HZ3_SPAN_NO_SAMPLE (span_store.c)
   int32_t until_settle; // objects that have to come back before settle_out are out
   union {
     uint32_t marked_ms;   // of a sparse span: when the pages between its objects were purged, if was_purged; else when a tick first saw it, 0: none has
-    uint32_t front_since; // of any other: what its store had handed out when `front` was last set back
+    uint32_t sampled_at;  // of any other, if there is a sample: what its store had handed out then
   };
   uint16_t objects;     // that it has room for: those of the class's smallest span, once or several times
   uint16_t carved;      // objects [0, carved) were handed out at least once, the rest is untouched memory

@@ -15,12 +15,22 @@ enum { SPREAD_MOST = 32 };  // up to so many objects at once are carved so that 
 // A store drains while an eighth of the room in its spans is free, or more: what is freed then is not to be given out again before
 // the spans had it, so that new blocks come from the fullest ones and the others empty. If while so many objects are exchanged no
 // span has become free, this was in vain, and for as many threads keep what they free (docs/decisions/0034). So they do where spans
-// leave and come by turns: it swings. With less room it drains as long as what comes back had been out for long, as in a queue: who gets what is
-// oldest for what is newest loses the order of addresses, and walks from one to the next take several times as long then (docs/decisions/0040). For
-// HZ3_SWING_MS after the opposite was seen it does not; nor for medium blocks, of which each is a few pages, and whose spans threads share.
-// None of this for objects of which two do not fit a slice: the bins of these grow by what they spare, and may hold none.
+// leave and come by turns: it swings. A queue drains always: who gets what is oldest for what is newest loses the order of addresses, and walks
+// from one to the next take several times as long then; and what is left of it at low tide lies in every page it ever had (docs/decisions/0040, 0042).
+// Not medium blocks, of which each is a few pages, and whose spans threads share. None of this for objects of which two do not fit a slice: the
+// bins of these grow by what they spare, and may hold none.
 enum { DRAIN_EXCHANGE = 512, DRAIN_MOST_BYTES = HZ3_SLICE_BYTES / 2 };
-enum { YOUNG_SCORE = 4, ORDER_SCORE_MOST = 16 };  // what is young outweighs four times what is not, see note_front_locked
+
+// What is no queue is known by samples. Of each span that drains one object is watched: it is young if it comes back before a quarter of all that
+// is out was handed out after it, as of a queue none does, and in no order a fifth. So one that is young is as much doubt as YOUNG_DOUBT that are
+// not take away. With more than the most, threads keep what they free for HZ3_SWING_MS, then one more young one is enough; with as little as
+// IN_ORDER, what comes back is in order. A class starts between these, where it drains while there is little room in it.
+enum { YOUNG_SHARE = 4, YOUNG_DOUBT = 16, DOUBT_MOST = 16, IN_ORDER = -8, DOUBT_LEAST = -64 };
+enum { NO_SAMPLE_SEEN, OLD_SEEN, YOUNG_SEEN };
+
+// A batch is a quarter of a class, fetched in a row, of which half or more comes back in a row. What is smaller comes back young. Less than an
+// eighth that comes back in between is no break.
+enum { BATCH_SHARE = YOUNG_SHARE, BACK_SHARE = 2, BREAK_SHARE = 8 };
 
 // Most of what a span costs it costs as a whole: its lists, its locks, its way to the pages and back. So a span has room for as many
 // objects as a word has bits, if WIDE_SLICES are enough for so many; but no span exceeds the smallest by more than a part of what its
@@ -94,11 +104,6 @@ static size_t next_settle(const struct hz3_span *span, uint8_t list) {
 
 static bool is_sparse(const struct hz3_span *span) { return span->list == HZ3_SPARSE_LIST || span->list == HZ3_PURGED_LIST; }
 
-static void set_front_back(const struct hz3_span_store *store, struct hz3_span *span) {
-  span->front = 0;
-  span->front_since = store->handed_out;
-}
-
 // Puts the span where its room says, after the room changed.
 static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   size_t room = room_of(span), objects = span->objects;
@@ -106,8 +111,8 @@ static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   if (list == HZ3_SPARSE_LIST && span->was_purged) list = HZ3_PURGED_LIST;
   hz3_span_settle_at(span, next_settle(span, list));
   if (list == span->list) return;
-  if (is_sparse(span)) set_front_back(store, span);
   hz3_span_unlink_locked(store, span);
+  if (list == HZ3_SPARSE_LIST || list == HZ3_PURGED_LIST) span->sample = HZ3_SPAN_NO_SAMPLE;
   if (list == HZ3_SPARSE_LIST) span->marked_ms = 0;
   if (list != HZ3_SPAN_NO_LIST) hz3_span_link_locked(store, span, list);
 }
@@ -225,47 +230,76 @@ static uint32_t look_at_clock(uint32_t *now_ms) {
 static bool is_draining(const struct hz3_span_store *store, unsigned size_class, uint32_t *now_ms) {
   struct hz3_class_use use = hz3_span_store_use(store);
   if (HZ3_CHECKED || hz3_size_classes[size_class].bytes > DRAIN_MOST_BYTES || hz3_class_has_few_spans(size_class, &use)) return false;
-  if (!hz3_class_has_room(&use)) return size_class <= HZ3_SMALL_CLASS_LAST && look_at_clock(now_ms) - store->reuse_ms >= HZ3_SWING_MS;
-  return !store->drains_in_vain && !hz3_span_store_swings(store, look_at_clock(now_ms));
+  bool room = hz3_class_has_room(&use);
+  if (room && !store->drains_in_vain && !hz3_span_store_swings(store, look_at_clock(now_ms))) return true;
+  if (size_class > HZ3_SMALL_CLASS_LAST || (room && store->doubt > IN_ORDER)) return false;
+  return look_at_clock(now_ms) - store->reuse_ms >= HZ3_SWING_MS;
+}
+
+// Two batches in a row are seen, for one may be what a program ends with before it does something else. Their objects are as old as those of a
+// queue, but soon wanted again; of a queue some are fetched while others come back.
+static void note_batch_locked(struct hz3_span_store *store, unsigned size_class, size_t count, struct hz3_off_list *off) {
+  struct hz3_class_use use = hz3_span_store_use(store);
+  size_t part = use.objects / BATCH_SHARE, back = hz3_max(part, store->fetched_run / BACK_SHARE), before = store->released_run;
+  store->released_run += count;
+  if (store->fetched_run < part || before >= back || store->released_run < back || hz3_class_has_few_spans(size_class, &use)) return;
+  uint32_t last_ms = store->batch_ms;
+  store->batch_ms = look_at_clock(&off->now_ms);
+  if (store->batch_ms - last_ms < HZ3_SWING_MS) store->reuse_ms = store->batch_ms;
 }
 
 void hz3_span_store_note_released_locked(struct hz3_span_store *store, unsigned size_class, size_t count, struct hz3_off_list *off) {
   hz3_take_from_figure(&store->live_objects, count);
+  note_batch_locked(store, size_class, count, off);
   store->exchanged += count;
   if (store->exchanged < DRAIN_EXCHANGE) return;
-  bool room = has_room(store);
-  if (room) store->reuse_ms = look_at_clock(&off->now_ms);
-  store->drains_in_vain = room && is_draining(store, size_class, &off->now_ms) && store->spans >= store->spans_then;
+  store->drains_in_vain = has_room(store) && is_draining(store, size_class, &off->now_ms) && store->spans >= store->spans_then;
   store->exchanged = 0;
   store->spans_then = store->spans;
 }
 
-// An object of a full span came back. In a queue they come back in the order in which they were handed out: the front goes up, however often what
-// is behind it is handed out again, and starts over once as much was handed out as there is. What comes and goes, or in no order, makes it start over
-// sooner: that is young. What comes back while nothing is handed out counts once, for a tick flushes all that a bin was filled with and did not need.
-static void note_front_locked(struct hz3_span_store *store, struct hz3_span *span, struct hz3_off_list *off) {
-  size_t w = 0, front = span->front;
-  while (~span->out_words[w] == 0) w++;
-  span->front = (uint16_t)(w * 64 + (size_t)__builtin_ctzll(~span->out_words[w]));
-  bool starts_over = span->front <= front, is_young = starts_over && store->handed_out - span->front_since < store->live_objects / HZ3_ROOM_SHARE;
-  if (starts_over) span->front_since = store->handed_out;
-  if (store->scored_at != store->handed_out) {
-    store->scored_at = store->handed_out;
-    store->has_seen_young = false;
-    store->order_score = (int8_t)hz3_min(store->order_score + 1, ORDER_SCORE_MOST);
-  }
-  if (!is_young || store->has_seen_young) return;
-  store->has_seen_young = true;
-  store->order_score = (int8_t)(store->order_score - 1 - YOUNG_SCORE);
-  if (store->order_score >= 0) return;
-  store->order_score = 0;
-  store->reuse_ms = look_at_clock(&off->now_ms);
+static void note_handed_out_locked(struct hz3_span_store *store, size_t count) {
+  hz3_add_to_figure(&store->live_objects, count);
+  store->exchanged += count;
+  store->handed_out += (uint32_t)count;
+  if (store->released_run * BREAK_SHARE > store->fetched_run) store->fetched_run = 0;
+  store->fetched_run = hz3_min(store->fetched_run + count, store->live_objects);
+  store->released_run = 0;
+}
+
+// Before more is fetched from the span, so that a sample that came back is not out again.
+static void look_at_sample_locked(struct hz3_span_store *store, struct hz3_span *span) {
+  if (span->sample == HZ3_SPAN_NO_SAMPLE) return;
+  bool is_out = span->out_words[span->sample / 64] >> span->sample % 64 & 1;
+  bool is_old = store->handed_out - span->sampled_at >= store->live_objects / YOUNG_SHARE;
+  if (is_out && !is_old) return;
+  store->seen = (uint8_t)hz3_max(store->seen, is_old ? OLD_SEEN : YOUNG_SEEN);
+  span->sample = HZ3_SPAN_NO_SAMPLE;
+}
+
+// The one that is to be popped first: what a bin was filled with and did not need is flushed, too.
+static void take_sample_locked(const struct hz3_span_store *store, struct hz3_span *span, const void *first) {
+  const struct hz3_size_class *class = &hz3_size_classes[span->size_class];
+  span->sample = (uint16_t)hz3_object_number(class->odd_inverse, class->twos, (size_t)((const char *)first - span->base));
+  span->sampled_at = store->handed_out;
+}
+
+// Once for all that is fetched together: if it was flushed together, all of it is young.
+static void judge_samples_locked(struct hz3_span_store *store) {
+  if (store->seen == OLD_SEEN && store->doubt > DOUBT_LEAST) store->doubt--;
+  if (store->seen == YOUNG_SEEN) store->doubt = (int8_t)(store->doubt + YOUNG_DOUBT);
+  store->seen = NO_SAMPLE_SEEN;
+  if (store->doubt <= DOUBT_MOST) return;
+  store->doubt = DOUBT_MOST;
+  store->reuse_ms = (uint32_t)hz3_os_now_ms();
 }
 
 // And puts the span where it belongs then.
 static size_t take_from_locked(struct hz3_span_store *store, struct hz3_span *span, void **end, size_t count, bool *is_clean) {
   uint32_t now_ms = 0;
   if (span->is_draining && !is_draining(store, span->size_class, &now_ms)) set_draining_locked(span, false);
+  if (!span->is_draining) span->sample = HZ3_SPAN_NO_SAMPLE;  // it may have come and gone without its span
+  look_at_sample_locked(store, span);
   if (HZ3_UNLIKELY(span->was_purged)) hz3_pages_note_hollow_use(span->marked_ms);
   span->was_purged = false;
   if (is_sparse(span)) span->marked_ms = 0;
@@ -273,9 +307,12 @@ static size_t take_from_locked(struct hz3_span_store *store, struct hz3_span *sp
   size_t fresh = hz3_min(count - taken, (size_t)span->objects - span->carved);
   carve(span, end - taken, fresh);
   span->until_settle += (int32_t)(taken + fresh);
-  store->handed_out += (uint32_t)(taken + fresh);
+  note_handed_out_locked(store, taken + fresh);
   relist_locked(store, span);
-  if (span->list == HZ3_SPAN_NO_LIST) set_draining_locked(span, is_draining(store, span->size_class, &now_ms));
+  if (span->list == HZ3_SPAN_NO_LIST) {
+    set_draining_locked(span, is_draining(store, span->size_class, &now_ms));
+    if (span->is_draining && span->sample == HZ3_SPAN_NO_SAMPLE) take_sample_locked(store, span, end[-1]);
+  }
   if (taken > 0 || !span->is_clean) *is_clean = false;
   return taken + fresh;
 }
@@ -287,7 +324,7 @@ static struct hz3_span *next_locked(struct hz3_span_store *store) {
   hz3_span_store_note_wanted_locked(store);
   span = hz3_span_take_kept_locked(store);
   add_span_locked(store, span);
-  set_front_back(store, span);
+  span->sample = HZ3_SPAN_NO_SAMPLE;
   return span;
 }
 
@@ -295,8 +332,7 @@ static size_t fetch_locked(struct hz3_span_store *store, void **end, size_t coun
   size_t got = 0;
   for (struct hz3_span *span; got < count && (span = next_locked(store)) != NULL;)
     got += take_from_locked(store, span, end - got, count - got, is_clean);
-  hz3_add_to_figure(&store->live_objects, got);
-  store->exchanged += got;
+  judge_samples_locked(store);
   return got;
 }
 
@@ -320,9 +356,9 @@ size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *
   add_span_locked(store, span);
   // From this one first, even if others have got room meanwhile: a span of which nothing is out would never come back as a whole.
   span->list = HZ3_SPAN_NO_LIST;
-  set_front_back(store, span);
+  span->sample = HZ3_SPAN_NO_SAMPLE;
+  hz3_add_to_figure(&store->live_objects, live);
   size_t got = take_from_locked(store, span, out + count, count, is_clean);
-  hz3_add_to_figure(&store->live_objects, live + got);
   got += fetch_locked(store, out + count - got, count - got, is_clean);
   hz3_lock_release(&store->lock);
   return moved_to_start(out, count, got);
@@ -332,7 +368,6 @@ void hz3_span_place_locked(struct hz3_span_store *store, struct hz3_span *span, 
   if (span->list == HZ3_SPAN_OFF_LISTS) return;
   if (hz3_span_objects_out(span) > 0) {
     bool was_full = span->settle_out + 1u == span->objects;  // no more than objects - 2 otherwise
-    if (was_full) note_front_locked(store, span, off);
     bool drains = is_draining(store, span->size_class, &off->now_ms);
     if (drains || was_full) set_draining_locked(span, drains);
     relist_locked(store, span);

@@ -27,9 +27,10 @@ struct hz3_span_store {
   size_t spans;
   size_t objects;                          // that its spans have room for
   size_t exchanged, spans_then;            // objects fetched and come back since a moment, and the spans then
+  size_t fetched_run, released_run;        // objects fetched in a row, and those that have come back in a row since
   uint32_t handed_out;                     // objects fetched ever, modulo 2^32
-  uint32_t scored_at;                      // what had been handed out when order_score last changed
-  uint32_t reuse_ms;                       // when order_score last fell below zero, or there was much room
+  uint32_t batch_ms;                       // when both runs were last a large part of the class
+  uint32_t reuse_ms;                       // when that was so twice within HZ3_SWING_MS, or what comes back was too often young
   uint32_t left_ms, swung_ms;              // when a span last became free, and when one was wanted soon after that
   struct hz3_span *kept;                   // free spans that wait here until the class wants them again, see span_heap.h
   size_t kept_count, kept_slices;
@@ -39,8 +40,8 @@ struct hz3_span_store {
   uint32_t widest_slices;                  // of its spans, for a store that ever kept any, as are what frees its spans and the next of those
   void (*free_span)(struct hz3_span *span);
   struct hz3_span_store *next_keeping;
-  int8_t order_score;                      // of what came back: how often in order, or after having been out for long, against how often not
-  bool has_seen_young;                     // since scored_at
+  int8_t doubt;                            // that what comes back first is what has been out for longest: how often samples were young, against how often not
+  uint8_t seen;                            // of samples, in this fetch
   bool drains_in_vain;                     // threads are to keep what they free even where spans are empty enough to drain
 } __attribute__((aligned(HZ3_CACHE_LINE)));
 #define HZ3_SPAN_STORE_INIT {.lock = HZ3_LOCK_INIT(HZ3_RANK_CLASS)}
