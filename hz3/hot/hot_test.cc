@@ -1047,7 +1047,7 @@ TEST_F(Hot, ABatchBesideABacklogStaysCached) {
   if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
   if (HZ3_MAGAZINE_CAPACITY < 62) GTEST_SKIP() << "bins hold no more than three";
   usleep(2 * HZ3_SWING_MS * 1000);
-  const size_t per_span = HZ3_SLICE_BYTES / 64, rounds = 200;
+  const size_t per_span = HZ3_SLICE_BYTES / 64, rounds = 1000;  // of which some pass until it is known for a batch
   std::vector<void *> backlog(32 * per_span), batch(2 * per_span);  // which fills spans, so that these drain at first
   for (void *&block : backlog) block = hz3_malloc(64);
   size_t drained = 0;

@@ -26,9 +26,10 @@ enum {
   SWINGING_PART = 8,               // or 1 in so many if the class swings
   COOLING_BYTES = (size_t)2 * HZ3_COOL_BYTES,  // that are warm in a shard of the depot, up to which a thread may add what it does not allocate
   OWN_SAMPLES = 4,                 // of a magazine that tell whether all of it came from its thread's own spans
-  DRAIN_LEVEL = 1,                 // of a drain's magazine, but for big objects
-  DRAIN_PART = 32,                 // a drain of small ones holds no more than 1 in so many of those that are out, but
-  FEWEST_IN_DRAIN = 16,            // so many in any case
+  DRAIN_LEVEL = 1,                 // of a drain's magazine at first, but for big objects
+  DRAIN_PART = 32,                 // then a drain of small ones holds no more than 1 in so many of those that are out, but
+  FEWEST_IN_DRAIN = 16,            // so many in any case; and if it grows
+  GROWN_DRAIN_PART = 64,           // no more than 1 in so many
   FEWEST_IN_DEPOT = 2              // magazines of a class that the depot may keep while no memory is being given back
 };
 
@@ -351,11 +352,13 @@ static bool make_room(struct hz3_heap *heap, unsigned c, const void *object) {
 }
 
 // Objects a drain may hold: twice as many small ones as a bin at first, for each time that it is full costs locks and a look at the depot
-// (docs/decisions/0034); but no more than a part of those that are out, or the drains of many threads would hold most of a class.
+// (docs/decisions/0034), and as many as a bin that has grown (0042); but no more than a part of those that are out, or the drains of many threads
+// would hold most of a class.
 static size_t drain_capacity(const struct hz3_heap *heap, unsigned c, const struct hz3_class_use *use) {
   if (hz3_class_is_big(c)) return hz3_max(hz3_cache_capacity_at(heap, c, 0), 1);
-  size_t most = hz3_min(HZ3_MAGAZINE_CAPACITY << DRAIN_LEVEL, HZ3_MAGAZINE_BYTES / hz3_class_bytes(c));
-  return hz3_min(most, hz3_max(use->out / DRAIN_PART, FEWEST_IN_DRAIN));
+  size_t first = HZ3_MAGAZINE_CAPACITY << DRAIN_LEVEL, part = hz3_max(hz3_min(use->out / DRAIN_PART, first), use->out / GROWN_DRAIN_PART);
+  size_t most = hz3_min(hz3_max(hz3_cache_capacity_at(heap, c, heap->level[c]), first), HZ3_MAGAZINE_BYTES / hz3_class_bytes(c));
+  return hz3_min(most, hz3_max(part, FEWEST_IN_DRAIN));
 }
 
 // Full spans drain so that their own thread gets what is near each other (docs/decisions/0040). What others free goes to them in whole magazines, as ever.
@@ -366,30 +369,35 @@ static bool goes_to_depot(const struct hz3_heap *heap, unsigned c, const struct 
 }
 
 // Makes room for the object in a full or missing drain, and if the class is shrinking or quiet and this thread only frees of it, in the bin; a
-// magazine of the depot, which is older, goes along. No sign of use: a bin that is not allocated from is idle. False when there
-// is no memory for a magazine.
+// magazine of the depot, which is older, goes along. No sign of use: a bin that is not allocated from is idle. But what goes to the depot does so as
+// from a bin, of which it may hold and grow as much. False when there is no memory for a magazine.
 static bool empty_drain(struct hz3_heap *heap, unsigned c, const void *object) {
   struct hz3_class_use use = use_around(c, object);
-  size_t most = drain_capacity(heap, c, &use), capacity = limited_capacity(c, &use, most);
-  if (capacity != 0 && hz3_has_class(heap->freed_bits, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) hz3_cache_flush_class(heap, c);
+  size_t most = drain_capacity(heap, c, &use), limit = limited_capacity(c, &use, most);
+  if (limit != 0 && hz3_has_class(heap->freed_bits, c) && (heap->bins[c].lo != NULL || heap->spare[c] != 0)) hz3_cache_flush_class(heap, c);
   hz3_add_class(heap->freed_bits, c);
   struct hz3_bin *drain = &heap->drains[c];
-  unsigned level = hz3_class_is_big(c) ? 0 : DRAIN_LEVEL;
-  struct hz3_magazine *magazine = hz3_cache_unload(drain), *empty = NULL;
-  if (magazine != NULL && goes_to_depot(heap, c, magazine)) empty = hz3_cache_take_empty(heap, level);
-  if (empty != NULL) {
+  struct hz3_magazine *magazine = hz3_cache_unload(drain);
+  bool is_for_depot = magazine != NULL && goes_to_depot(heap, c, magazine);
+  if (is_for_depot) {
+    note_slow(heap, c, true);
+    most = hz3_max(most, hz3_cache_capacity_at(heap, c, heap->level[c]));
+  }
+  unsigned level = hz3_class_is_big(c) ? 0 : hz3_max(heap->level[c], DRAIN_LEVEL);
+  struct hz3_magazine *empty = is_for_depot || magazine == NULL || magazine->level < level ? hz3_cache_take_empty(heap, level) : NULL;
+  if (is_for_depot && empty != NULL) {
     share(heap, c, magazine);
-    magazine = empty;
   } else {
     struct hz3_magazine *shared = hz3_depot_take_own(c);
     if (shared != NULL) hz3_cache_release_magazine(heap, c, shared);
-    if (magazine != NULL) hz3_cache_release(c, magazine->slots, magazine->count);
-    else magazine = hz3_cache_take_empty(heap, level);
+    if (magazine != NULL && empty != NULL) hz3_cache_release_magazine(heap, c, magazine);
+    else if (magazine != NULL) hz3_cache_release(c, magazine->slots, magazine->count);
   }
+  if (empty != NULL) magazine = empty;
   if (magazine == NULL) return false;
   hz3_add_class(heap->drain_bits, c);
   drain->lo = drain->top = magazine->slots;
-  drain->hi = magazine->slots + (capacity == 0 ? most : capacity);
+  drain->hi = magazine->slots + hz3_min(limit == 0 ? most : limit, hz3_magazine_capacity(magazine->level));
   return true;
 }
 
