@@ -244,6 +244,8 @@ QUEUES = [
          threads=threads, sets=RARE)
     for size, live in ((64, 400_000), (256, 100_000), (1024, 25_000))
     for way, what, form in (("tides", "falls and rises by 1,000", "swing=1000"),
+                            ("grown", "does so after it has grown in use", "swing=1000 fill=1"),
+                            ("floods", "falls and rises by a third", f"swing={live // 3}"),
                             ("random", "becomes shorter and longer at random", "swing=10000 way=1"))
     for threads in (1, 2)
 ]

@@ -13,6 +13,7 @@
 #include "workload.h"
 
 enum { IN_TIDES, AT_RANDOM, WAYS };
+enum { AT_ONCE, IN_USE, FILLS };
 
 struct block {
   uint64_t number;
@@ -32,6 +33,7 @@ static struct {
   uint64_t size;
   uint64_t swing;
   unsigned way;
+  unsigned fill;
   uint64_t seed;
   uint64_t pushed;  // by all threads, atomic
 } run;
@@ -84,7 +86,11 @@ static void work(unsigned index, void* context) {
   uint64_t least = run.live - run.swing;
   bool is_falling = true;
   while (length(&queue) < run.live) {
-    push(&queue);
+    if (run.fill == IN_USE && queue.pushed > 0) {
+      move_with_tide(&queue, false);
+    } else {
+      push(&queue);
+    }
   }
   while (queue.popped < run.pairs) {
     uint64_t now = length(&queue);
@@ -117,6 +123,7 @@ int main(int argc, char** argv) {
        UINT64_C(1) << 31},
       {"way", "0 two out and one in, then the reverse; 1 at random", IN_TIDES,
        0, WAYS - 1},
+      {"fill", "first: 0 at once, 1 two in and one out", AT_ONCE, 0, FILLS - 1},
       {"seed", "of the generators", WL_DEFAULT_SEED, 0, UINT64_MAX},
   };
   struct wl_program program = {
@@ -134,7 +141,8 @@ int main(int argc, char** argv) {
   run.size = args[3].value;
   run.swing = args[4].value;
   run.way = (unsigned)args[5].value;
-  run.seed = args[6].value;
+  run.fill = (unsigned)args[6].value;
+  run.seed = args[7].value;
   if (run.swing > run.live - 3) {
     wl_usage_error(&program, "swing has to be less than live by 3 or more");
   }

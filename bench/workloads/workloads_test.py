@@ -340,9 +340,9 @@ class ExactWork(unittest.TestCase):
         self.assertEqual(int(fields(out, "frames:")["ops"]), allocated)
 
   def test_queue(self):
-    for way in (0, 1):
-      with self.subTest(way=way):
-        out, mallocs, asked, frees = self.count("queue", "1 3000 500 40 99 %d" % way)
+    for way, fill in ((0, 0), (1, 0), (0, 1)):
+      with self.subTest(way=way, fill=fill):
+        out, mallocs, asked, frees = self.count("queue", "1 3000 500 40 99 %d %d" % (way, fill))
         self.assertEqual(int(fields(out, "queue:")["ops"]), mallocs)
         self.assertEqual((asked, frees), (40 * mallocs, mallocs))
         # All that passed through, and what was left then.

@@ -1082,6 +1082,41 @@ TEST_F(Hot, WhatOthersFreeOfFullSpansGoesToTheDepot) {
   FreeAll(blocks);
 }
 
+// Each time that a drain is full costs: it holds more where that is often, as a bin does.
+TEST_F(Hot, DrainsGrow) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
+  if (HZ3_MAGAZINE_CAPACITY < 62) GTEST_SKIP() << "the lane fixes the capacity";
+  const size_t kBytes = 64, kFirst = 2 * HZ3_MAGAZINE_CAPACITY;
+  const unsigned c = hz3_size_class_of(kBytes);
+  auto capacity = [&] { return static_cast<size_t>(OwnHeap()->drains[c].hi - OwnHeap()->drains[c].lo); };
+  size_t own = 0;
+  for (int tries = 0; tries < 4 && own <= kFirst; tries++) {  // a tick may just have emptied it
+    usleep(2 * HZ3_SWING_MS * 1000);
+    Queue queue(kBytes);
+    queue.Fill();
+    queue.TurnOver(2, 3);
+    queue.FallBy(queue.Most() / 20);
+    own = capacity();
+  }
+  EXPECT_GT(own, kFirst);
+  if (hz3_os_cpu_count() < 2) return;  // no other home
+  hz3_trim();
+  usleep(2 * HZ3_SWING_MS * 1000);
+  std::vector<void *> blocks(256 * hz3_size_classes[c].objects);
+  for (void *&block : blocks) block = hz3_malloc(kBytes);
+  size_t of_another = 0;
+  DoElsewhere(OwnHeap()->home, [&] {
+    for (size_t freed = blocks.size() / 16; freed > 0; freed--) {  // with an eighth they would not go to the depot
+      OwnHeap()->slow_calls = 0;  // no tick
+      hz3_free(blocks.back());
+      blocks.pop_back();
+      of_another = std::max(of_another, capacity());
+    }
+  });
+  EXPECT_GT(of_another, hz3_magazine_capacity(1));
+  FreeAll(blocks);
+}
+
 TEST_F(Hot, FewSpansAndBigBlocksDoNotDrain) {
   for (size_t bytes : {64, 40000}) {
     std::vector<void *> left = Thinned(bytes, bytes == 64 ? 4 : 40);

@@ -384,16 +384,15 @@ static bool empty_drain(struct hz3_heap *heap, unsigned c, const void *object) {
     most = hz3_max(most, hz3_cache_capacity_at(heap, c, heap->level[c]));
   }
   unsigned level = hz3_class_is_big(c) ? 0 : hz3_max(heap->level[c], DRAIN_LEVEL);
-  struct hz3_magazine *empty = is_for_depot || magazine == NULL || magazine->level < level ? hz3_cache_take_empty(heap, level) : NULL;
+  struct hz3_magazine *empty = is_for_depot || magazine == NULL ? hz3_cache_take_empty(heap, level) : NULL;
   if (is_for_depot && empty != NULL) {
     share(heap, c, magazine);
   } else {
     struct hz3_magazine *shared = hz3_depot_take_own(c);
     if (shared != NULL) hz3_cache_release_magazine(heap, c, shared);
-    if (magazine != NULL && empty != NULL) hz3_cache_release_magazine(heap, c, magazine);
-    else if (magazine != NULL) hz3_cache_release(c, magazine->slots, magazine->count);
+    if (magazine != NULL) hz3_cache_release(c, magazine->slots, magazine->count);
   }
-  if (empty != NULL) magazine = empty;
+  if (empty != NULL) magazine = empty;  // otherwise it grows when a tick has emptied it
   if (magazine == NULL) return false;
   hz3_add_class(heap->drain_bits, c);
   drain->lo = drain->top = magazine->slots;

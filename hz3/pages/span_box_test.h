@@ -276,6 +276,9 @@ TEST_P(SpanBoxTest, SpansAreOnTheListOfTheirRoom) {
       size_t list = room == 0 ? size_t{HZ3_SPAN_NO_LIST} : size_t{room * 4 >= per_span_} + size_t{room * 2 >= per_span_} + size_t{room * 4 >= per_span_ * 3};
       if (list == 3 && span->was_purged) list = 4;
       ASSERT_EQ(size_t{span->list}, list) << room << " of " << per_span_;
+      if (list == 3 || list == 4) {
+        ASSERT_EQ(span->sample, HZ3_SPAN_NO_SAMPLE) << "its time is used for something else";
+      }
     }
     size_t portion = std::min<size_t>(objects.size(), 1 + random() % (1 + per_span_ / 8));
     Release({objects.end() - static_cast<ptrdiff_t>(portion), objects.end()});
