@@ -57,8 +57,15 @@ static void note_ran_dry(unsigned c) {
 
 static bool swings(unsigned c) { return ms_since(&class_times[c].swung_ms) < HZ3_SWING_MS; }
 
-// A bin that overflows or runs dry often may hold more, as long as the budgets last. Of big objects only if it does both in
-// turn: a program that only allocates, or only frees, gains nothing by a bin that holds megabytes.
+// A bin that overflows or runs dry often may hold more, as long as the budgets last.
+static void count_miss(struct hz3_heap *heap, unsigned c) {
+  if (heap->misses[c] < MISSES_TO_GROW) heap->misses[c]++;
+  if (heap->misses[c] < MISSES_TO_GROW || !hz3_cache_may_grow(heap, c)) return;
+  hz3_cache_set_level(heap, c, heap->level[c] + 1u);
+  heap->misses[c] = 0;
+}
+
+// Of big objects only what does both in turn is a miss: a program that only allocates, or only frees, gains nothing by a bin that holds megabytes.
 static void note_slow(struct hz3_heap *heap, unsigned c, bool is_free) {
   hz3_add_class(heap->used_bits, c);
   bool has_turned = hz3_has_class(heap->freed_bits, c) != is_free;
@@ -69,10 +76,7 @@ static void note_slow(struct hz3_heap *heap, unsigned c, bool is_free) {
     hz3_add_class(heap->refilled_bits, c);
     note_ran_dry(c);
   }
-  if (heap->misses[c] < MISSES_TO_GROW && (has_turned || !hz3_class_is_big(c))) heap->misses[c]++;
-  if (heap->misses[c] < MISSES_TO_GROW || !hz3_cache_may_grow(heap, c)) return;
-  hz3_cache_set_level(heap, c, heap->level[c] + 1u);
-  heap->misses[c] = 0;
+  if (has_turned || !hz3_class_is_big(c)) count_miss(heap, c);
 }
 
 // Of the home that the object comes from: what is going on in others says nothing of it.
@@ -380,7 +384,7 @@ static bool empty_drain(struct hz3_heap *heap, unsigned c, const void *object) {
   struct hz3_magazine *magazine = hz3_cache_unload(drain);
   bool is_for_depot = magazine != NULL && goes_to_depot(heap, c, magazine);
   if (is_for_depot) {
-    note_slow(heap, c, true);
+    if (!hz3_class_is_big(c)) count_miss(heap, c);
     most = hz3_max(most, hz3_cache_capacity_at(heap, c, heap->level[c]));
   }
   unsigned level = hz3_class_is_big(c) ? 0 : hz3_max(heap->level[c], DRAIN_LEVEL);
