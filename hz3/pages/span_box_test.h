@@ -103,11 +103,12 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
       for (hz3_span *span : spans) hz3_pages_free_span(span);
     }
   }
-  // The store sees that what it hands out comes back at once, for so long that no span waits for what it handed out before. All spans are full,
-  // before and after.
+  // The store sees that what it hands out comes back at once, for so long that no span waits for what it handed out before, but no longer than
+  // any drains: what was seen last is a moment ago then. All spans are full, before and after.
   void ComeAndGo() {
     const std::map<hz3_span *, std::vector<void *>> spans = BySpan();
-    for (size_t round = 0; round < per_span_ / 4 + 16; round++) {
+    auto drains = [](const auto &span) { return IsDraining(span.second.front()); };
+    for (size_t round = 0; round < per_span_ / 4 + 16 && std::any_of(spans.begin(), spans.end(), drains); round++) {
       for (const auto &span : spans) {
         Release({span.second.front()});
         Fetch(1);
