@@ -65,21 +65,16 @@ static void end_run_locked(struct hz3_span_store *store, struct hz3_span *span, 
   if (span->until_settle <= 0) settle_locked(store, span, count, off);
 }
 
-// Of an object of the class, counted from the one at `start`; a huge number for what is none from there on.
-HZ3_INLINE size_t number_from(const char *start, const struct hz3_size_class *class, const void *object) {
-  return hz3_object_number(class->odd_inverse, class->twos, (size_t)((const char *)object - start));
-}
-
 // Ends the process for a pointer into the span that is no object which is out.
 __attribute__((noreturn)) static HZ3_COLD void refuse(const struct hz3_span *span, const void *object) {
   const struct hz3_size_class *class = &hz3_size_classes[span->size_class];
-  bool is_object = number_from(span->base, class, object) < span->carved;
+  bool is_object = hz3_number_from(span->base, class, object) < span->carved;
   hz3_fatal(is_object ? HZ3_FATAL_DOUBLE_FREE : HZ3_FATAL_MISALIGNED_FREE, object, class->bytes);
 }
 
 // The number of the object in its span.
 HZ3_INLINE size_t index_in(const struct hz3_span *span, const struct hz3_size_class *class, const void *object) {
-  size_t index = number_from(span->base, class, object);
+  size_t index = hz3_number_from(span->base, class, object);
   if (HZ3_UNLIKELY(index >= span->objects)) refuse(span, object);
   return index;
 }
@@ -130,7 +125,7 @@ HZ3_INLINE void **mark_word(struct hz3_span *span, const struct hz3_size_class *
     }
     next += count;
     if (next == end) break;
-    bit = number_from(start, class, *next);
+    bit = hz3_number_from(start, class, *next);
   } while (bit < limit);
   *at = out;
   return next;
@@ -151,7 +146,7 @@ HZ3_INLINE void **release_words_locked(struct hz3_span_store *store, unsigned ho
     void **run = next;
     size_t index = index_in(span, &class, *next);
     do next = mark_word(span, &class, index, next, end, in_stretches);
-    while (next != end && (index = number_from(span->base, &class, *next)) < span->objects);
+    while (next != end && (index = hz3_number_from(span->base, &class, *next)) < span->objects);
     end_run_locked(store, span, (size_t)(next - run), off);
   }
   return others;

@@ -112,9 +112,9 @@ static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   hz3_span_settle_at(span, next_settle(span, list));
   if (list == span->list) return;
   hz3_span_unlink_locked(store, span);
-  if (list == HZ3_SPARSE_LIST || list == HZ3_PURGED_LIST) span->sample = HZ3_SPAN_NO_SAMPLE;
   if (list == HZ3_SPARSE_LIST) span->marked_ms = 0;
   if (list != HZ3_SPAN_NO_LIST) hz3_span_link_locked(store, span, list);
+  if (is_sparse(span)) span->sample = HZ3_SPAN_NO_SAMPLE;
 }
 
 static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
@@ -279,8 +279,7 @@ static void look_at_sample_locked(struct hz3_span_store *store, struct hz3_span 
 
 // The one that is to be popped first: what a bin was filled with and did not need is flushed, too.
 static void take_sample_locked(const struct hz3_span_store *store, struct hz3_span *span, const void *first) {
-  const struct hz3_size_class *class = &hz3_size_classes[span->size_class];
-  span->sample = (uint16_t)hz3_object_number(class->odd_inverse, class->twos, (size_t)((const char *)first - span->base));
+  span->sample = (uint16_t)hz3_number_from(span->base, &hz3_size_classes[span->size_class], first);
   span->sampled_at = store->handed_out;
 }
 

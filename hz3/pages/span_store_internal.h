@@ -25,6 +25,11 @@ struct hz3_off_list {
 // The bits of `count` objects from `first` on, all in one word.
 HZ3_INLINE uint64_t hz3_span_bits_of(size_t first, size_t count) { return UINT64_MAX >> (64 - count) << first % 64; }
 
+// Of an object of the class, counted from the one at `start`; a huge number for what is none from there on.
+HZ3_INLINE size_t hz3_number_from(const char *start, const struct hz3_size_class *class, const void *object) {
+  return hz3_object_number(class->odd_inverse, class->twos, (size_t)((const char *)object - start));
+}
+
 // The span is looked at again when no more than `out` are out.
 HZ3_INLINE void hz3_span_settle_at(struct hz3_span *span, size_t out) {
   span->until_settle += (int32_t)(span->settle_out - out);
