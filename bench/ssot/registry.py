@@ -131,6 +131,8 @@ SINGLE = [
          sets=RARE, floor=LIFO),
     Case("tree", "tree", "a binary tree of 32-byte nodes built and torn down, every node written",
          _sized("depth=18 rounds={n}", "5", "10", "40"), floor=LIFO),
+    Case("tree/right", "tree", "the same, each right child torn down before the left one",
+         _sized("depth=18 rounds={n} right=1", "5", "10", "40"), sets=RARE, floor=LIFO),
     # Short in every size: the first drops count. No floor: a null allocator has no use for the
     # blocks of one phase in the next.
     Case("phases", "phases", "a heap that is dropped and built up again with larger blocks",

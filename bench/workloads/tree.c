@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // tree: a full binary tree of 32-byte nodes is built and torn down
-// recursively, parents first and children first.
+// recursively, parents first and children first, the left one of two or, as
+// std::map does, the right one.
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,11 +29,15 @@ static struct node* build(uint64_t depth) {
   return node;
 }
 
-// Returns the number of nodes freed.
-static uint64_t tear_down(struct node* node, uint64_t depth) {
+static void check(const struct node* node, uint64_t depth) {
   WL_CHECK(node->depth == depth && node->check == ~depth &&
                (node->left == NULL) == (depth == 0),
            "a node of depth %" PRIu64 " changed", depth);
+}
+
+// Returns the number of nodes freed.
+static uint64_t tear_down(struct node* node, uint64_t depth) {
+  check(node, depth);
   uint64_t count = 1;
   if (depth > 0) {
     count += tear_down(node->left, depth - 1);
@@ -42,10 +47,22 @@ static uint64_t tear_down(struct node* node, uint64_t depth) {
   return count;
 }
 
+static uint64_t tear_down_from_right(struct node* node, uint64_t depth) {
+  check(node, depth);
+  uint64_t count = 1;
+  if (depth > 0) {
+    count += tear_down_from_right(node->right, depth - 1);
+    count += tear_down_from_right(node->left, depth - 1);
+  }
+  free(node);
+  return count;
+}
+
 int main(int argc, char** argv) {
   struct wl_arg args[] = {
       {"depth", "of the tree", 20, 0, 30},
       {"rounds", "trees to build", 10, 1, UINT64_C(1) << 40},
+      {"right", "1 tears the right child down before the left one", 0, 0, 1},
   };
   struct wl_program program = {
       .name = "tree",
@@ -59,7 +76,9 @@ int main(int argc, char** argv) {
   uint64_t nodes = 0;
   uint64_t start = wl_now_ns();
   for (uint64_t i = 0; i < args[1].value; i++) {
-    nodes += tear_down(build(args[0].value), args[0].value);
+    struct node* root = build(args[0].value);
+    nodes += args[2].value ? tear_down_from_right(root, args[0].value)
+                           : tear_down(root, args[0].value);
   }
   double time = wl_seconds(wl_now_ns() - start);
   uint64_t expected = ((UINT64_C(2) << args[0].value) - 1) * args[1].value;

@@ -243,7 +243,7 @@ class BadArguments(unittest.TestCase):
 
   def test_too_many(self):
     self.expect_complaint("lifo", "1 1 1 1 1", "too many arguments")
-    self.expect_complaint("tree", "1 1 x", "too many arguments")
+    self.expect_complaint("tree", "1 1 1 x", "too many arguments")
 
   def test_combinations(self):
     self.expect_complaint("random_mixed", "10 10 20 10", "smaller than min")
@@ -301,7 +301,8 @@ class ExactWork(unittest.TestCase):
     for program, arguments, expected in (
         ("lifo", "1000 64 1", 1000), ("lifo", "1000 64 100", 1000),
         ("lifo", "1000 64 1 touch=1", 1000), ("lifo", "1000 64 100 1", 1000),
-        ("tree", "9 2", 2 * 1023), ("glibc_simple", "1 6400", 50 * 6400),
+        ("tree", "9 2", 2 * 1023), ("tree", "9 2 1", 2 * 1023),
+        ("glibc_simple", "1 6400", 50 * 6400),
         ("large_blocks", "20 4 5 6", 20)):
       with self.subTest(program=program, arguments=arguments):
         _, mallocs, _, frees = self.count(program, arguments)

@@ -4,6 +4,7 @@
 // How: the trap flag makes the processor raise SIGTRAP after every instruction; the handler notes where. Between calls of
 //   the two, the page of the block is made inaccessible, so that an access to the block ends the program.
 // Usage: fast_path_probe malloc|free|new|delete BYTES [untouched]
+//        fast_path_probe free|delete BYTES ahead: what a free prefetches, in blocks from its own, after frees that went up evenly, down, or in no order
 #include <link.h>
 #include <signal.h>
 #include <stdint.h>
@@ -13,15 +14,34 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <algorithm>
+#include <array>
+#include <functional>
+
 namespace {
 
 enum { kMaxSteps = 4096, kWarmBlocks = 200, kProbes = 4, kPage = 4096 };
 uintptr_t steps[kMaxSteps];
 size_t step_count;
+uintptr_t prefetched;  // by the last call, 0: nothing
+
+// The address of a prefetch: of those that compilers make here, a register, or the sum of two, of which one may be scaled.
+void NotePrefetch(const unsigned char *at, const greg_t *registers) {
+  static const int kRegisters[] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
+                                   REG_R8,  REG_R9,  REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15};
+  unsigned extended = (*at & 0xf0) == 0x40 ? *at++ : 0;
+  if (at[0] != 0x0f || at[1] != 0x18 || at[2] >> 6 != 0) return;
+  auto value = [&](unsigned number, bool high) { return static_cast<uintptr_t>(registers[kRegisters[number % 8 + 8 * high]]); };
+  bool has_index = at[2] % 8 == 4;
+  prefetched = value(has_index ? at[3] : at[2], (extended & 1) != 0);
+  if (has_index) prefetched += value(at[3] / 8, (extended & 2) != 0) << at[3] / 64;
+}
 
 void NoteStep(int, siginfo_t *, void *context) {
-  uintptr_t at = static_cast<uintptr_t>(static_cast<ucontext_t *>(context)->uc_mcontext.gregs[REG_RIP]);
+  const greg_t *registers = static_cast<ucontext_t *>(context)->uc_mcontext.gregs;
+  uintptr_t at = static_cast<uintptr_t>(registers[REG_RIP]);
   if (step_count < kMaxSteps) steps[step_count++] = at;
+  NotePrefetch(reinterpret_cast<const unsigned char *>(at), registers);
 }
 
 // Calls through the program's PLT with the trap flag set from before the call until after the return.
@@ -93,6 +113,29 @@ bool Probe(const char *what, size_t bytes, bool allocates, bool untouched) {
   return !allocates || result == reinterpret_cast<void *>(address);
 }
 
+// False if there are no neighbours of the same distance.
+bool PrintPrefetches(const char *what, size_t bytes) {
+  static char *blocks[kWarmBlocks];
+  for (char *&block : blocks) block = static_cast<char *>(malloc(bytes));
+  std::sort(blocks, blocks + kWarmBlocks, std::less<char *>());
+  operator delete(operator new(bytes));
+  Run(what, malloc(bytes));
+  free(blocks[0]);  // there is a bin, and room in it
+  char **three = blocks + 1;
+  for (auto order : {std::array{0, 1, 2}, {2, 1, 0}, {0, 2, 1}}) {
+    while (three + 3 < blocks + kWarmBlocks && three[2] - three[1] != three[1] - three[0]) three++;
+    if (three + 3 >= blocks + kWarmBlocks) return false;
+    intptr_t distance = three[1] - three[0], last = reinterpret_cast<intptr_t>(three[order[2]]);
+    free(three[order[0]]);
+    free(three[order[1]]);
+    prefetched = 0;
+    Run(what, three[order[2]]);
+    printf("%g\n", static_cast<double>(static_cast<intptr_t>(prefetched) - last) / static_cast<double>(distance));
+    three += 3;
+  }
+  return true;
+}
+
 }  // namespace
 
 int main(int argc, char **argv) {
@@ -104,6 +147,8 @@ int main(int argc, char **argv) {
   action.sa_sigaction = NoteStep;
   action.sa_flags = SA_SIGINFO;
   sigaction(SIGTRAP, &action, nullptr);
+
+  if (argc > 3 && strcmp(argv[3], "ahead") == 0) return PrintPrefetches(what, bytes) ? 0 : 1;
 
   // The shortest of a few, since a tick may empty the bin in between.
   static uintptr_t shortest[kMaxSteps];

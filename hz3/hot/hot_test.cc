@@ -1082,6 +1082,30 @@ TEST_F(Hot, WhatOthersFreeOfFullSpansGoesToTheDepot) {
   FreeAll(blocks);
 }
 
+// Nor is what follows it in memory prefetched, for its own thread may still be writing there.
+TEST_F(Hot, FreesLookAheadOnlyAtHome) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
+  if (hz3_os_cpu_count() < 2) GTEST_SKIP() << "no other home";
+  const size_t kBytes = 1024;
+  const unsigned c = hz3_size_class_of(kBytes);
+  std::vector<void *> blocks(4 * HZ3_MAGAZINE_CAPACITY);
+  auto allocate = [&] {
+    for (void *&block : blocks) block = hz3_malloc(kBytes);
+  };
+  auto freed_are_uneven = [&] {
+    hz3_trim();  // bins are as new
+    for (void *block : blocks) {
+      OwnHeap()->slow_calls = 0;  // no tick
+      hz3_free(block);
+    }
+    return (OwnHeap()->bins[c].uneven | OwnHeap()->drains[c].uneven) != 0;
+  };
+  allocate();
+  EXPECT_FALSE(freed_are_uneven());
+  DoElsewhere(OwnHeap()->home, allocate);
+  EXPECT_TRUE(freed_are_uneven());
+}
+
 // Each time that a drain is full costs: it holds more where that is often, as a bin does.
 TEST_F(Hot, DrainsGrow) {
   if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";

@@ -408,8 +408,14 @@ static void free_to_class(struct hz3_heap *heap, unsigned c, void *pointer) {
   bool drains = hz3_tag_of(pointer) >= HZ3_TAG_DRAIN;
   struct hz3_bin *bin = drains ? &heap->drains[c] : &heap->bins[c];
   hz3_cache_check_is_not_newest(bin, c, pointer);
-  if (bin->top != bin->hi || (drains ? empty_drain(heap, c, pointer) : make_room(heap, c, pointer))) hz3_bin_push(bin, pointer);
-  else hz3_cache_release(c, &pointer, 1);
+  if (bin->top == bin->hi) {
+    if (!(drains ? empty_drain(heap, c, pointer) : make_room(heap, c, pointer))) {
+      hz3_cache_release(c, &pointer, 1);
+      return;
+    }
+    bin->uneven = hz3_heap_count() > 1 && hz3_pages_home_of(pointer) != heap->home;
+  }
+  hz3_bin_push(bin, pointer);
 }
 
 // As the fast path does: the block waits, the one before it goes to its bin. The shared heap has no fast path.
