@@ -887,7 +887,7 @@ TEST_F(Hot, CachesOfAClassThatSwingsHoldMore) {
       fall += OwnHeap()->slow_calls;
     }
   }
-  EXPECT_LT(slow_frees[1] * 2, slow_frees[0]);
+  EXPECT_LT(slow_frees[1] * 3, slow_frees[0] * 2) << "half of it, give or take an order; if nothing swings, no less";
 }
 
 // The same of medium blocks, whose spans threads share: the depot keeps them then.
