@@ -68,6 +68,7 @@ struct hz3_pages {
   struct hz3_chunk *newest;  // the next one mostly lies right below it; NULL if it was unmapped and had no neighbour
   bool has_had_first;      // checked lane: a chunk was mapped, whatever became of it; lock: growth
   bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
+  uint32_t wanted_ms;      // when a store last wanted a span; atomic
   uint32_t hollow_purges, hollow_regrets;  // see hz3_pages_are_hollow_purges_early; atomic
   uint64_t grown_ms;  // when a span last found no room; lock: growth
   bool has_opened[HZ3_CLASS_COUNT][HZ3_SPAN_HOMES];  // a span of the class was allocated for the home; atomic

@@ -903,6 +903,16 @@ TEST_F(Pages, AdviceThatMakesFewerMappingsMayAlwaysChange) {
   hz3_pages.advice_ends = 0;
 }
 
+// And no longer; whichever of two threads has read the clock first.
+TEST_F(Pages, SpansAreWantedForAWhile) {
+  for (uint32_t now : {1000u, 0u, 3u, UINT32_MAX}) {
+    hz3_pages_note_wanted(now);
+    for (uint32_t later : {0u, 1u, unsigned{HZ3_SOON_MS} - 1}) EXPECT_TRUE(hz3_pages_are_wanted(now + later)) << now << " + " << later;
+    for (uint32_t later : {unsigned{HZ3_SOON_MS}, 1000u, 1000u * 1000}) EXPECT_FALSE(hz3_pages_are_wanted(now + later)) << now << " + " << later;
+    EXPECT_TRUE(hz3_pages_are_wanted(now - 2));
+  }
+}
+
 // Spans that are used again right after their pages were purged say that ticks came too early, if they are more than a quarter of them.
 TEST_F(Pages, TicksSpareHollowSpansAfterEarlyUse) {
   auto gives_back = [this] {

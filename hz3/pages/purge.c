@@ -169,6 +169,14 @@ static bool purge_oldest_locked(unsigned *slices) {
   return true;
 }
 
+// Looked at first, so that those who often want one do not take the line from each other.
+void hz3_pages_note_wanted(uint32_t now_ms) {
+  if (__atomic_load_n(&hz3_pages.wanted_ms, __ATOMIC_RELAXED) != now_ms) __atomic_store_n(&hz3_pages.wanted_ms, now_ms, __ATOMIC_RELAXED);
+}
+
+// The difference is below zero if another thread noted it after now_ms was read.
+bool hz3_pages_are_wanted(uint32_t now_ms) { return (int32_t)(now_ms - __atomic_load_n(&hz3_pages.wanted_ms, __ATOMIC_RELAXED)) < HZ3_SOON_MS; }
+
 void hz3_pages_note_hollow_purge(void) { __atomic_fetch_add(&hz3_pages.hollow_purges, 1, __ATOMIC_RELAXED); }
 
 void hz3_pages_note_hollow_use(uint32_t purged_ms) {

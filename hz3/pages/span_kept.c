@@ -16,6 +16,7 @@ static uint32_t kept_most_slices;       // that all stores together may keep; re
 
 void hz3_span_store_note_wanted_locked(struct hz3_span_store *store) {
   uint32_t now_ms = (uint32_t)hz3_os_now_ms();
+  hz3_pages_note_wanted(now_ms);
   if (now_ms - store->left_ms < HZ3_SOON_MS) store->swung_ms = now_ms;
   else store->left = 0;
 }

@@ -117,21 +117,26 @@ bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct
   return any;
 }
 
-// Takes the one that has been sparse longest, for long enough, off the lists. One that no tick has seen is marked, and goes to the front.
-static struct hz3_span *take_sparse(struct hz3_span_store *store, uint32_t now_ms, size_t *looks) {
-  struct hz3_span *due = NULL;
-  hz3_lock_acquire(&store->lock);
-  for (; *looks > 0 && store->lists[HZ3_SPARSE_LIST] != NULL; --*looks) {
-    struct hz3_span *last = store->lists[HZ3_SPARSE_LIST]->prev;
+// The one on the list that has been sparse longest, if for long enough. One that no tick has seen is marked, and goes to the front.
+static struct hz3_span *due_locked(struct hz3_span_store *store, uint8_t list, uint32_t now_ms, size_t *looks) {
+  for (; *looks > 0 && store->lists[list] != NULL; --*looks) {
+    struct hz3_span *last = store->lists[list]->prev;
     if (last->marked_ms != 0) {
       uint32_t sparse_ms = now_ms - last->marked_ms;  // below zero, modulo 2^32, if another tick marked it after now_ms
-      if (sparse_ms >= SPARSE_MS && sparse_ms <= UINT32_MAX - HELD_UP_MS) due = last;
-      break;
+      return sparse_ms >= SPARSE_MS && sparse_ms <= UINT32_MAX - HELD_UP_MS ? last : NULL;
     }
     hz3_span_unlink_locked(store, last);
-    hz3_span_link_locked(store, last, HZ3_SPARSE_LIST);
+    hz3_span_link_locked(store, last, list);
     last->marked_ms = hz3_max(now_ms, 1);
   }
+  return NULL;
+}
+
+// Off the lists.
+static struct hz3_span *take_sparse(struct hz3_span_store *store, uint32_t now_ms, size_t *looks) {
+  hz3_lock_acquire(&store->lock);
+  struct hz3_span *due = due_locked(store, HZ3_HOLLOW_LIST, now_ms, looks);
+  if (due == NULL) due = due_locked(store, HZ3_SPARSE_LIST, now_ms, looks);
   if (due != NULL) hz3_span_take_to_purge_locked(store, due);
   hz3_lock_release(&store->lock);
   return due;

@@ -7,9 +7,8 @@
 #include "hz3/pages/page_map.h"
 #include "hz3/pages/pages_internal.h"
 
-// If a span has become hollow, its class is shrinking and memory is being given back, the pages between the objects go, too, and once
-// more when one is left (docs/decisions/0023). Of what is released at once so many spans at most, no more than its caller can wait for;
-// the others are due again later.
+// If a span is hollow, its class is shrinking, memory is being given back and no store wants a span, the pages between the objects go, too, and
+// once more when one is left (docs/decisions/0023). With each release so many spans at most, no more than its caller can wait for.
 enum { HOLLOW_MOST = 64 };
 
 // The page map's entry for what should be an object of the class. Whether it lies in the carved part is for the caller to see.
@@ -29,21 +28,24 @@ HZ3_INLINE bool is_in_span_of(uintptr_t kind, const void *object, struct hz3_spa
 
 static bool is_half_empty(const struct hz3_span_store *store) { return store->live_objects * 2 <= store->objects; }
 
-// After `count` objects of the span came back, no more than `settle_out` are out.
-static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_span *span, size_t count, struct hz3_off_list *off) {
-  size_t out = hz3_span_objects_out(span), out_before = out + count;
-  bool has_crossed = (out <= HZ3_HOLLOW_OBJECTS && out_before > HZ3_HOLLOW_OBJECTS) || (out == 1 && out_before > 1);
-  bool is_hollow = has_crossed && out > 0 && out * 4 <= span->objects;
-  if (span->list == HZ3_PURGED_LIST && out > HZ3_HOLLOW_OBJECTS) span->was_purged = false;
-  if (HZ3_CHECKED || !is_hollow || span->list == HZ3_SPAN_OFF_LISTS || off->hollow_count == HOLLOW_MOST || !hz3_pages_is_giving_back() ||
-      !is_half_empty(store)) {
-    hz3_span_place_locked(store, span, off);
+// No more than `settle_out` objects of the span are out.
+static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_span *span, struct hz3_off_list *off) {
+  size_t out = hz3_span_objects_out(span);
+  // What came back since it was purged is to go, too, but of a hollow span only when one is left.
+  if (span->list == HZ3_PURGED_LIST && (out > HZ3_HOLLOW_OBJECTS || out == 1)) span->was_purged = false;
+  hz3_span_place_locked(store, span, off);
+}
+
+static void take_hollow_locked(struct hz3_span_store *store, struct hz3_off_list *off) {
+  if (HZ3_CHECKED || store->lists[HZ3_HOLLOW_LIST] == NULL || !hz3_pages_is_giving_back() || !is_half_empty(store) ||
+      hz3_pages_are_wanted(hz3_span_look_at_clock(&off->now_ms)))
     return;
+  for (; store->lists[HZ3_HOLLOW_LIST] != NULL && off->hollow_count < HOLLOW_MOST; off->hollow_count++) {
+    struct hz3_span *oldest = store->lists[HZ3_HOLLOW_LIST]->prev;
+    hz3_span_take_to_purge_locked(store, oldest);
+    oldest->next = off->hollow;
+    off->hollow = oldest;
   }
-  hz3_span_take_to_purge_locked(store, span);
-  span->next = off->hollow;
-  off->hollow = span;
-  off->hollow_count++;
 }
 
 // Clears bit `index` % 64; whether it was set. In C, compilers make four instructions of it (docs/decisions/0032).
@@ -62,7 +64,7 @@ HZ3_INLINE bool take_bit(uint64_t *word, size_t index) {
 static void end_run_locked(struct hz3_span_store *store, struct hz3_span *span, size_t count, struct hz3_off_list *off) {
   span->is_purged = false;
   span->until_settle -= (int32_t)count;
-  if (span->until_settle <= 0) settle_locked(store, span, count, off);
+  if (span->until_settle <= 0) settle_locked(store, span, off);
 }
 
 // Ends the process for a pointer into the span that is no object which is out.
@@ -96,7 +98,7 @@ static void **release_singly_locked(struct hz3_span_store *store, unsigned home,
     if (HZ3_UNLIKELY(!take_bit(&out, index))) refuse(span, object);
     *at = out;
     span->is_purged = false;
-    if (--span->until_settle == 0) settle_locked(store, span, 1, off);  // below that only while it is off the lists
+    if (--span->until_settle == 0) settle_locked(store, span, off);  // below that only while it is off the lists
   }
   return others;
 }
@@ -188,6 +190,7 @@ void hz3_span_store_release(struct hz3_span_store *stores, unsigned size_class, 
     void **others = release_locked(store, home, size_class, objects, objects + count, &off);
     size_t released = count - (size_t)(others - objects);
     hz3_span_store_note_released_locked(store, size_class, released, &off);
+    take_hollow_locked(store, &off);
     hz3_lock_release(&store->lock);
     count -= released;
   }

@@ -94,7 +94,7 @@ void hz3_span_link_locked(struct hz3_span_store *store, struct hz3_span *span, u
 // out came back, or when it is hollow, has one left, or none.
 static size_t next_settle(const struct hz3_span *span, uint8_t list) {
   size_t objects = span->objects;
-  const size_t of_list[HZ3_SPAN_LISTS] = {objects * 3 / 4, objects / 2, objects / 4, 0, 0};
+  const size_t of_list[HZ3_SPAN_LISTS] = {objects * 3 / 4, objects / 2, objects / 4, 0, 0, 0};
   size_t out = hz3_span_objects_out(span), hollow = out > HZ3_HOLLOW_OBJECTS ? HZ3_HOLLOW_OBJECTS : out > 1 ? 1 : 0;
   if (list == HZ3_SPAN_NO_LIST) return out - 1;
   size_t next = hz3_max(of_list[list], hollow);
@@ -102,17 +102,19 @@ static size_t next_settle(const struct hz3_span *span, uint8_t list) {
   return hz3_min(next, out - 1);
 }
 
-static bool is_sparse(const struct hz3_span *span) { return span->list == HZ3_SPARSE_LIST || span->list == HZ3_PURGED_LIST; }
+static bool waits_for_purge(uint8_t list) { return list == HZ3_SPARSE_LIST || list == HZ3_HOLLOW_LIST; }
+
+static bool is_sparse(const struct hz3_span *span) { return waits_for_purge(span->list) || span->list == HZ3_PURGED_LIST; }
 
 // Puts the span where its room says, after the room changed.
 static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   size_t room = room_of(span), objects = span->objects;
   uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects) + (room * 4 >= objects * 3));
-  if (list == HZ3_SPARSE_LIST && span->was_purged) list = HZ3_PURGED_LIST;
+  if (list == HZ3_SPARSE_LIST) list = span->was_purged ? HZ3_PURGED_LIST : objects - room > HZ3_HOLLOW_OBJECTS ? HZ3_SPARSE_LIST : HZ3_HOLLOW_LIST;
   hz3_span_settle_at(span, next_settle(span, list));
   if (list == span->list) return;
+  if (waits_for_purge(list) && !waits_for_purge(span->list)) span->marked_ms = 0;
   hz3_span_unlink_locked(store, span);
-  if (list == HZ3_SPARSE_LIST) span->marked_ms = 0;
   if (list != HZ3_SPAN_NO_LIST) hz3_span_link_locked(store, span, list);
   if (is_sparse(span)) span->sample = HZ3_SPAN_NO_SAMPLE;
 }
@@ -131,7 +133,7 @@ static bool is_carved(const struct hz3_span *span) { return span->carved == span
 // is still being carved, of which each home mostly has one, the first of its list: those who grow side by side would take it from each
 // other, and share them all.
 static struct hz3_span *emptiest_locked(const struct hz3_span_store *store) {
-  static const uint8_t emptiest_first[] = {HZ3_SPARSE_LIST, 2, 1, HZ3_PURGED_LIST};
+  static const uint8_t emptiest_first[] = {HZ3_SPARSE_LIST, HZ3_HOLLOW_LIST, 2, 1, HZ3_PURGED_LIST};
   for (size_t i = 0; i < sizeof emptiest_first; i++) {
     struct hz3_span *span = store->lists[emptiest_first[i]];
     if (span != NULL && !is_carved(span)) span = span->next;
@@ -221,19 +223,13 @@ static void set_draining_locked(struct hz3_span *span, bool value) {
   hz3_tag_map_set(span->base, span->slices, span->size_class * HZ3_TAG_STEP + (value ? HZ3_TAG_DRAIN : 0));
 }
 
-// Once while a lock is held, see hz3_off_list.
-static uint32_t look_at_clock(uint32_t *now_ms) {
-  if (*now_ms == 0) *now_ms = (uint32_t)hz3_os_now_ms();
-  return *now_ms;
-}
-
 static bool is_draining(const struct hz3_span_store *store, unsigned size_class, uint32_t *now_ms) {
   struct hz3_class_use use = hz3_span_store_use(store);
   if (HZ3_CHECKED || hz3_size_classes[size_class].bytes > DRAIN_MOST_BYTES || hz3_class_has_few_spans(size_class, &use)) return false;
   bool room = hz3_class_has_room(&use);
-  if (room && !store->drains_in_vain && !hz3_span_store_swings(store, look_at_clock(now_ms))) return true;
+  if (room && !store->drains_in_vain && !hz3_span_store_swings(store, hz3_span_look_at_clock(now_ms))) return true;
   if (size_class > HZ3_SMALL_CLASS_LAST || (room && store->doubt > IN_ORDER)) return false;
-  return look_at_clock(now_ms) - store->reuse_ms >= HZ3_SWING_MS;
+  return hz3_span_look_at_clock(now_ms) - store->reuse_ms >= HZ3_SWING_MS;
 }
 
 // Two batches in a row are seen, for one may be what a program ends with before it does something else. Their objects are as old as those of a
@@ -244,7 +240,7 @@ static void note_batch_locked(struct hz3_span_store *store, unsigned size_class,
   store->released_run += count;
   if (store->fetched_run < part || before >= back || store->released_run < back || hz3_class_has_few_spans(size_class, &use)) return;
   uint32_t last_ms = store->batch_ms;
-  store->batch_ms = look_at_clock(&off->now_ms);
+  store->batch_ms = hz3_span_look_at_clock(&off->now_ms);
   if (store->batch_ms - last_ms < HZ3_SWING_MS) store->reuse_ms = store->batch_ms;
 }
 
@@ -374,7 +370,7 @@ void hz3_span_place_locked(struct hz3_span_store *store, struct hz3_span *span, 
   }
   hz3_span_unlink_locked(store, span);
   remove_span_locked(store, span);
-  store->left_ms = look_at_clock(&off->now_ms);
+  store->left_ms = hz3_span_look_at_clock(&off->now_ms);
   if (!hz3_span_store_swings(store, store->left_ms)) hz3_span_store_unlearn_locked(store, widest_slices(span->size_class), store->kept_most);
   if (store->kept_count < store->kept_most) {
     hz3_span_keep_locked(store, span, widest_slices(span->size_class), off->free_span);

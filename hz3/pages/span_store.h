@@ -17,11 +17,11 @@
 
 HZ3_BEGIN_DECLS
 
-enum { HZ3_SPAN_LISTS = 5, HZ3_SPAN_OFF_LISTS = HZ3_SPAN_NO_LIST - 1 };
+enum { HZ3_SPAN_LISTS = 6, HZ3_SPAN_OFF_LISTS = HZ3_SPAN_NO_LIST - 1 };
 
 struct hz3_span_store {
   struct hz3_lock lock;
-  struct hz3_span *lists[HZ3_SPAN_LISTS];  // less than 1/4 free, less than 1/2, less than 3/4, the rest, those of the rest that were purged
+  struct hz3_span *lists[HZ3_SPAN_LISTS];  // less than 1/4 free, less than 1/2, less than 3/4, the rest: sparse, hollow, and those of both that were purged
   uint32_t listed[HZ3_SPAN_LISTS];         // how many spans are on each
   size_t live_objects;                     // handed out and not come back
   size_t spans;

@@ -5,13 +5,14 @@
 #ifndef HZ3_PAGES_SPAN_STORE_INTERNAL_H_
 #define HZ3_PAGES_SPAN_STORE_INTERNAL_H_
 
+#include "hz3/base/os.h"
 #include "hz3/pages/span_store.h"
 
 HZ3_BEGIN_DECLS
 
 // Of a sparse span a quarter is out, or less; of a hollow one so few objects, mostly in caches of threads that may stay silent. What may
 // then become of their pages: span_purge.c.
-enum { HZ3_SPARSE_LIST = HZ3_SPAN_LISTS - 2, HZ3_PURGED_LIST, HZ3_HOLLOW_OBJECTS = 4 };
+enum { HZ3_SPARSE_LIST = HZ3_SPAN_LISTS - 3, HZ3_HOLLOW_LIST, HZ3_PURGED_LIST, HZ3_HOLLOW_OBJECTS = 4 };
 
 // Spans that a release or a purge took off the lists, linked by next.
 struct hz3_off_list {
@@ -21,6 +22,12 @@ struct hz3_off_list {
   uint32_t now_ms;  // the clock, read once while a lock is held: 0 after it was taken, or what another holder did since would lie ahead
   void (*free_span)(struct hz3_span *span);
 };
+
+// Once while a lock is held, see hz3_off_list.
+HZ3_INLINE uint32_t hz3_span_look_at_clock(uint32_t *now_ms) {
+  if (*now_ms == 0) *now_ms = (uint32_t)hz3_os_now_ms();
+  return *now_ms;
+}
 
 // The bits of `count` objects from `first` on, all in one word.
 HZ3_INLINE uint64_t hz3_span_bits_of(size_t first, size_t count) { return UINT64_MAX >> (64 - count) << first % 64; }
