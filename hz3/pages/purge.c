@@ -174,7 +174,7 @@ void hz3_pages_note_wanted(uint32_t now_ms) {
   if (__atomic_load_n(&hz3_pages.wanted_ms, __ATOMIC_RELAXED) != now_ms) __atomic_store_n(&hz3_pages.wanted_ms, now_ms, __ATOMIC_RELAXED);
 }
 
-// The difference is below zero if another thread noted it after now_ms was read.
+// The difference is below zero if another thread noted it after now_ms was read (or 25 days before it: ticks are left then).
 bool hz3_pages_are_wanted(uint32_t now_ms) { return (int32_t)(now_ms - __atomic_load_n(&hz3_pages.wanted_ms, __ATOMIC_RELAXED)) < HZ3_SOON_MS; }
 
 void hz3_pages_note_hollow_purge(void) { __atomic_fetch_add(&hz3_pages.hollow_purges, 1, __ATOMIC_RELAXED); }

@@ -548,6 +548,50 @@ TEST_P(SpanBoxTest, HollowSpansWaitWhileSpansAreWanted) {
   for (void *object : kept) EXPECT_FALSE(IsResident(BaseOf(object) + SpanBytes() - 2 * hz3_os_page_bytes()));
 }
 
+// But not what a span with room still has.
+TEST_P(SpanBoxTest, SpansThatAreFetchedAreWanted) {
+  for (int round = 0; round < 3; round++) {  // the store may keep the one that came back a moment ago
+    EndWanting();
+    const uint32_t before = NowMs();
+    EXPECT_FALSE(hz3_pages_are_wanted(before));
+    Fetch(1);
+    EXPECT_TRUE(hz3_pages_are_wanted(before)) << round;
+    EndWanting();
+    if (per_span_ > 1) Fetch(1);
+    EXPECT_FALSE(hz3_pages_are_wanted(NowMs()));
+    ReleaseAll();
+  }
+}
+
+// First, and whether or not memory is being given back; what was sparse before has been so since then.
+TEST_P(SpanBoxTest, HollowSpansGiveTheirPagesBackToTicks) {
+  if (HZ3_CHECKED || per_span_ < 32) GTEST_SKIP() << "the pattern in free blocks stays, or what is sparse is hollow";
+  std::vector<void *> objects = Fetch(3 * per_span_);
+  for (void *object : objects) memset(object, 1, bytes_);
+  std::sort(objects.begin(), objects.end());
+  auto at = [&](size_t span, size_t object) { return objects.begin() + static_cast<ptrdiff_t>(span * per_span_ + object); };
+  auto purged = [&] {
+    std::vector<bool> were;
+    for (size_t span = 0; span < 3; span++) were.push_back(hz3_pages_span_of(*at(span, 0))->was_purged);
+    return were;
+  };
+  const size_t sparse = per_span_ / 5;
+  hz3_pages_note_wanted(NowMs() + 60 * 1000);
+  hz3_pages_span_of(*at(1, 0))->sampled_at = 1;  // what a span that was full may have left there
+  Release({at(0, sparse), at(1, 0)});
+  Release({at(1, 1), at(2, 0)});
+  EXPECT_EQ(kBox.purge_sparse(c_, 2000, 2), 0u) << "nobody has seen them before";
+  Release({at(2, sparse), objects.end()});
+  Release({at(0, 1), at(0, sparse)});
+  EXPECT_EQ(kBox.purge_sparse(c_, 3000, 1), 1u);
+  EXPECT_EQ(purged(), (std::vector{false, true, false})) << "in the order in which they were seen";
+  EXPECT_EQ(kBox.purge_sparse(c_, 3000, 2), 1u);
+  EXPECT_EQ(purged(), (std::vector{true, true, false}));
+  EXPECT_EQ(kBox.purge_sparse(c_, 4000, 2), 1u) << "it was seen behind those";
+  EXPECT_EQ(purged(), (std::vector{true, true, true}));
+  EndWanting();
+}
+
 // Of what is released at once no more than a caller can wait for.
 TEST_P(SpanBoxTest, SomeHollowSpansAtATimeGiveTheirPagesBack) {
   constexpr size_t kSpans = 100, kMost = 64;
@@ -567,6 +611,7 @@ TEST_P(SpanBoxTest, SomeHollowSpansAtATimeGiveTheirPagesBack) {
     return count;
   };
   EXPECT_EQ(purged(), kMost);
+  EXPECT_TRUE(hz3_pages_span_of(objects[3])->was_purged) << "which was hollow first";
   Release({objects[0]});
   EXPECT_EQ(purged(), kSpans) << "the others with the next release";
   for (size_t i = 0; i < objects.size(); i += per_span_) Release({objects[i + 1], objects[i + 2]});

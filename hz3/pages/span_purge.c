@@ -132,7 +132,7 @@ static struct hz3_span *due_locked(struct hz3_span_store *store, uint8_t list, u
   return NULL;
 }
 
-// Off the lists.
+// Takes one off the lists, rather a hollow one.
 static struct hz3_span *take_sparse(struct hz3_span_store *store, uint32_t now_ms, size_t *looks) {
   hz3_lock_acquire(&store->lock);
   struct hz3_span *due = due_locked(store, HZ3_HOLLOW_LIST, now_ms, looks);
