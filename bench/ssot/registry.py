@@ -320,6 +320,8 @@ MEMORY = [
          _sized("seconds={n} live_mib=100", "3", "6", "60"), sets=RARE, memory=True),
     Case("lru_cache", "lru_cache", "a cache whose values grow and shrink, what was used least goes",
          _sized("seconds={n} live_mib=100", "3", "20", "60"), sets=RARE, memory=True),
+    Case("lru_cache/fast", "lru_cache", "a larger one that changes from small to large and back each second",
+         _sized("seconds={n} live_mib=200 cycles={n} lookup_percent=0", "1", "3", "12"), sets=RARE, memory=True),
 ]
 
 # Whole programs (bench/ssot/programs.py); the number is the size of the input.

@@ -125,9 +125,11 @@ enum hz3_huge_answer hz3_huge_pages_ask(struct hz3_huge_use *use, char *start, s
 // Whether at the last tick there was much more dirty free memory than needed, or since then more than may wait, and none was purged too
 // early since: a hint, lock-free.
 bool hz3_pages_is_giving_back(void);
-// A store wants a span, or did within HZ3_SOON_MS: then what is nearly free is likely to be free in a moment, and in use again.
+// A store wants a span.
 void hz3_pages_note_wanted(uint32_t now_ms);
-bool hz3_pages_are_wanted(uint32_t now_ms);
+// Whether hollow spans need not wait any more: memory is being given back, no store wanted a span within HZ3_SOON_MS, and no more is kept than
+// the least, as it is for a load that comes back. Otherwise what is nearly free is likely to be free in a moment, or in use again. A hint.
+bool hz3_pages_are_hollow_due(uint32_t now_ms);
 // Pages of a span in use are about to be purged.
 void hz3_pages_note_hollow_purge(void);
 // Objects of a span are handed out again of which pages were purged at that time.

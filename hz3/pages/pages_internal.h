@@ -68,6 +68,7 @@ struct hz3_pages {
   struct hz3_chunk *newest;  // the next one mostly lies right below it; NULL if it was unmapped and had no neighbour
   bool has_had_first;      // checked lane: a chunk was mapped, whatever became of it; lock: growth
   bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
+  bool is_coming_back;     // the bound is above its minimum; atomic
   uint32_t wanted_ms;      // when a store last wanted a span; atomic
   uint32_t hollow_purges, hollow_regrets;  // see hz3_pages_are_hollow_purges_early; atomic
   uint64_t grown_ms;  // when a span last found no room; lock: growth
@@ -104,6 +105,7 @@ void hz3_tag_map_set(const char *start, size_t slices, int tag);  // locks: see 
 void hz3_chunk_relist_locked(struct hz3_chunk *chunk);
 
 void hz3_pages_set_giving_back(bool value);
+void hz3_pages_set_coming_back(bool value);
 
 // huge_pages.c
 // Whether huge pages are worth asking for, for chunks as they are used now.

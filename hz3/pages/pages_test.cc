@@ -903,14 +903,34 @@ TEST_F(Pages, AdviceThatMakesFewerMappingsMayAlwaysChange) {
   hz3_pages.advice_ends = 0;
 }
 
-// And no longer; whichever of two threads has read the clock first.
-TEST_F(Pages, SpansAreWantedForAWhile) {
+// Whichever of two threads has read the clock first.
+TEST_F(Pages, HollowSpansWaitWhileSpansAreWanted) {
+  hz3_pages_set_giving_back(true);
+  hz3_pages_set_coming_back(false);
   for (uint32_t now : {1000u, 0u, 3u, UINT32_MAX}) {
     hz3_pages_note_wanted(now);
-    for (uint32_t later : {0u, 1u, unsigned{HZ3_SOON_MS} - 1}) EXPECT_TRUE(hz3_pages_are_wanted(now + later)) << now << " + " << later;
-    for (uint32_t later : {unsigned{HZ3_SOON_MS}, 1000u, 1000u * 1000}) EXPECT_FALSE(hz3_pages_are_wanted(now + later)) << now << " + " << later;
-    EXPECT_TRUE(hz3_pages_are_wanted(now - 2));
+    for (uint32_t later : {0u, 1u, unsigned{HZ3_SOON_MS} - 1}) EXPECT_FALSE(hz3_pages_are_hollow_due(now + later)) << now << " + " << later;
+    for (uint32_t later : {unsigned{HZ3_SOON_MS}, 1000u, 1000u * 1000}) EXPECT_TRUE(hz3_pages_are_hollow_due(now + later)) << now << " + " << later;
+    EXPECT_FALSE(hz3_pages_are_hollow_due(now - 2));
   }
+}
+
+// And while none is given back, or the bound is above its minimum: the load has come back before.
+TEST_F(Pages, HollowSpansWaitForALoadThatComesBack) {
+  hz3_pages_note_wanted(0);
+  hz3_span *const spans[] = {Alloc(kSliceClass), Alloc(kSliceClass), Alloc(kSliceClass)};
+  hz3_pages_set_giving_back(true);
+  Free(spans[0]);
+  EXPECT_TRUE(hz3_pages_are_hollow_due(1000));
+  hz3_pages.retention.limit_bytes = HZ3_RETAIN_MIN_BYTES + HZ3_SLICE_BYTES;
+  hz3_pages.retention.known_low_bytes = 0;
+  Free(spans[1]);
+  EXPECT_FALSE(hz3_pages_are_hollow_due(1000));
+  hz3_pages.retention.known_low_bytes = SIZE_MAX;
+  Free(spans[2]);
+  EXPECT_TRUE(hz3_pages_are_hollow_due(1000)) << "but not from as little as this";
+  hz3_pages_set_giving_back(false);
+  EXPECT_FALSE(hz3_pages_are_hollow_due(1000));
 }
 
 // Spans that are used again right after their pages were purged say that ticks came too early, if they are more than a quarter of them.

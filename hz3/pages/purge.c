@@ -174,8 +174,11 @@ void hz3_pages_note_wanted(uint32_t now_ms) {
   if (__atomic_load_n(&hz3_pages.wanted_ms, __ATOMIC_RELAXED) != now_ms) __atomic_store_n(&hz3_pages.wanted_ms, now_ms, __ATOMIC_RELAXED);
 }
 
-// The difference is below zero if another thread noted it after now_ms was read (or 25 days before it: ticks are left then).
-bool hz3_pages_are_wanted(uint32_t now_ms) { return (int32_t)(now_ms - __atomic_load_n(&hz3_pages.wanted_ms, __ATOMIC_RELAXED)) < HZ3_SOON_MS; }
+bool hz3_pages_are_hollow_due(uint32_t now_ms) {
+  // Below zero if another thread noted it after now_ms was read (or 25 days before it: ticks are left then).
+  int32_t not_wanted_ms = (int32_t)(now_ms - __atomic_load_n(&hz3_pages.wanted_ms, __ATOMIC_RELAXED));
+  return not_wanted_ms >= HZ3_SOON_MS && !__atomic_load_n(&hz3_pages.is_coming_back, __ATOMIC_RELAXED) && hz3_pages_is_giving_back();
+}
 
 void hz3_pages_note_hollow_purge(void) { __atomic_fetch_add(&hz3_pages.hollow_purges, 1, __ATOMIC_RELAXED); }
 

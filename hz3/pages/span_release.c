@@ -7,8 +7,8 @@
 #include "hz3/pages/page_map.h"
 #include "hz3/pages/pages_internal.h"
 
-// If a span is hollow, its class is shrinking, memory is being given back and no store wants a span, the pages between the objects go, too, and
-// once more when one is left (docs/decisions/0023). With each release so many spans at most, no more than its caller can wait for.
+// If a span is hollow, need not wait, and its class is shrinking, the pages between the objects go, too, and once more when one is left
+// (docs/decisions/0023). With each release so many spans at most, no more than its caller can wait for.
 enum { HOLLOW_MOST = 64 };
 
 // The page map's entry for what should be an object of the class. Whether it lies in the carved part is for the caller to see.
@@ -37,9 +37,8 @@ static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_
 }
 
 static void take_hollow_locked(struct hz3_span_store *store, struct hz3_off_list *off) {
-  if (HZ3_CHECKED || store->lists[HZ3_HOLLOW_LIST] == NULL || !hz3_pages_is_giving_back() || !is_half_empty(store) ||
-      hz3_pages_are_wanted(hz3_span_look_at_clock(&off->now_ms)))
-    return;
+  if (HZ3_CHECKED || store->lists[HZ3_HOLLOW_LIST] == NULL || !is_half_empty(store)) return;
+  if (!hz3_pages_are_hollow_due(hz3_span_look_at_clock(&off->now_ms))) return;
   for (; store->lists[HZ3_HOLLOW_LIST] != NULL && off->hollow_count < HOLLOW_MOST; off->hollow_count++) {
     struct hz3_span *oldest = store->lists[HZ3_HOLLOW_LIST]->prev;
     hz3_span_take_to_purge_locked(store, oldest);
