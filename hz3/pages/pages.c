@@ -112,7 +112,6 @@ static struct hz3_chunk *find_chunk_locked(unsigned count, unsigned align, enum 
 }
 
 void hz3_pages_set_giving_back(bool value) { __atomic_store_n(&hz3_pages.is_giving_back, value, __ATOMIC_RELAXED); }
-void hz3_pages_set_coming_back(bool value) { __atomic_store_n(&hz3_pages.is_coming_back, value, __ATOMIC_RELAXED); }
 bool hz3_pages_is_giving_back(void) { return __atomic_load_n(&hz3_pages.is_giving_back, __ATOMIC_RELAXED); }
 
 // A span of the class, tagged; its list fields are for the caller. If possible of memory that costs no page fault, nor a
@@ -352,7 +351,7 @@ void hz3_pages_free_span(struct hz3_span *span) {
   size_t dirty = hz3_pages.dirty_slices * HZ3_SLICE_BYTES, keep = hz3_retention_keep(&hz3_pages.retention, dirty, limit);
   // As long as some of what is free may wait, what lies between objects waits, too.
   if (dirty > keep && keep == limit) hz3_pages_set_giving_back(true);
-  hz3_pages_set_coming_back(limit > HZ3_RETAIN_MIN_BYTES);
+  hz3_pages_note_coming_back(limit > HZ3_RETAIN_MIN_BYTES);
   hz3_lock_release(&hz3_pages.lock);
   // Some more than the excess goes, so that the next spans to go do not call the kernel one by one; but no more at a time than
   // the caller can wait for.

@@ -105,7 +105,6 @@ void hz3_tag_map_set(const char *start, size_t slices, int tag);  // locks: see 
 void hz3_chunk_relist_locked(struct hz3_chunk *chunk);
 
 void hz3_pages_set_giving_back(bool value);
-void hz3_pages_set_coming_back(bool value);
 
 // huge_pages.c
 // Whether huge pages are worth asking for, for chunks as they are used now.
@@ -130,6 +129,7 @@ size_t hz3_span_stores_kept_bytes(void);  // racy
 // purge.c
 void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk);
 bool hz3_pages_purge_to(size_t keep_bytes);  // whether anything was purged
+void hz3_pages_note_coming_back(bool value);
 
 HZ3_END_DECLS
 

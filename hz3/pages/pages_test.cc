@@ -906,7 +906,7 @@ TEST_F(Pages, AdviceThatMakesFewerMappingsMayAlwaysChange) {
 // Whichever of two threads has read the clock first.
 TEST_F(Pages, HollowSpansWaitWhileSpansAreWanted) {
   hz3_pages_set_giving_back(true);
-  hz3_pages_set_coming_back(false);
+  hz3_pages_note_coming_back(false);
   for (uint32_t now : {1000u, 0u, 3u, UINT32_MAX}) {
     hz3_pages_note_wanted(now);
     for (uint32_t later : {0u, 1u, unsigned{HZ3_SOON_MS} - 1}) EXPECT_FALSE(hz3_pages_are_hollow_due(now + later)) << now << " + " << later;

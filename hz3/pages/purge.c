@@ -169,7 +169,11 @@ static bool purge_oldest_locked(unsigned *slices) {
   return true;
 }
 
-// Looked at first, so that those who often want one do not take the line from each other.
+// Both are looked at first, so that those who write them often do not take the line from all others.
+void hz3_pages_note_coming_back(bool value) {
+  if (__atomic_load_n(&hz3_pages.is_coming_back, __ATOMIC_RELAXED) != value) __atomic_store_n(&hz3_pages.is_coming_back, value, __ATOMIC_RELAXED);
+}
+
 void hz3_pages_note_wanted(uint32_t now_ms) {
   if (__atomic_load_n(&hz3_pages.wanted_ms, __ATOMIC_RELAXED) != now_ms) __atomic_store_n(&hz3_pages.wanted_ms, now_ms, __ATOMIC_RELAXED);
 }
