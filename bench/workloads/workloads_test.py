@@ -42,12 +42,13 @@ TINY = {
     "realloc_grow": "100000 3 2",
     "size_sweep": "8 100000 10 20 2",
     "sparse": "2 50 20 100000 5000",
+    "tasks": "4 2000 100",
     "thread_churn": "64 200",
     "tree": "10 3",
 }
 
 # Programs that notice when a block in use changes its contents.
-CHECKING = ("frames", "larson", "mstress", "phases", "producer_consumer", "queue", "sparse", "thread_churn",
+CHECKING = ("frames", "larson", "mstress", "phases", "producer_consumer", "queue", "sparse", "tasks", "thread_churn",
             "tree", "large_blocks")
 
 # threads iters remote_pct max | allocated local_freed remote_sent bytes
@@ -339,6 +340,18 @@ class ExactWork(unittest.TestCase):
         self.assertEqual((mallocs, asked, frees),
                          (allocated, 300 * allocated, allocated))
         self.assertEqual(int(fields(out, "frames:")["ops"]), allocated)
+
+  def test_tasks(self):
+    # In one thread. Of the tasks that are left the blocks are not counted as ops.
+    for steps, tasks in ((8, 1), (3000, 10), (500, 200)):
+      with self.subTest(steps=steps, tasks=tasks):
+        out, mallocs, asked, frees = self.count("tasks", "1 %d %d" % (steps, tasks))
+        self.assertEqual(mallocs, frees)
+        ops = int(fields(out, "tasks:")["ops"])
+        self.assertLessEqual(ops, mallocs + frees - 2 * tasks)
+        self.assertGreaterEqual(ops, mallocs + frees - tasks * (8 * 6 + 2))
+        self.assertGreater(ops, 2 * steps)
+        self.assertGreater(asked, 16 * mallocs)
 
   def test_queue(self):
     for way, fill in ((0, 0), (1, 0), (0, 1)):

@@ -27,6 +27,7 @@
 #include "hz3/base/size_class.h"
 #include "hz3/config.h"
 #include "hz3/pages/pages.h"
+#include "hz3/pages/pages_internal.h"
 #include "hz3/pages/span_store.h"
 #include "hz3/pages/tag_map.h"
 
@@ -103,6 +104,8 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
       for (size_t i = 0; i < count; i++) spans.push_back(hz3_pages_alloc_span(HZ3_CLASS_COUNT - 1, 0, 1));
       for (hz3_span *span : spans) hz3_pages_free_span(span);
     }
+    hz3_pages.retention = HZ3_RETENTION_INIT;  // or hollow spans wait: here all has come back before
+    hz3_pages_note_coming_back(false);
     EndWanting();
   }
   // The store sees that what it hands out comes back at once, for so long that no span waits for what it handed out before, but no longer than
