@@ -115,6 +115,14 @@ static void drop_block(struct worker* worker, struct task* task,
   task->blocks[index] = task->blocks[--task->count];
 }
 
+static void end_task(struct worker* worker, struct task* task) {
+  while (task->count > 0) {
+    drop_block(worker, task, task->count - 1);
+  }
+  free(task);
+  worker->freed++;
+}
+
 // Returns the task, or the one that follows it.
 static struct task* do_step(struct worker* worker, struct task* task,
                             uint64_t* state) {
@@ -129,11 +137,7 @@ static struct task* do_step(struct worker* worker, struct task* task,
   if (++task->steps < STEPS_PER_TASK) {
     return task;
   }
-  while (task->count > 0) {
-    drop_block(worker, task, task->count - 1);
-  }
-  free(task);
-  worker->freed++;
+  end_task(worker, task);
   return new_task(worker);
 }
 
@@ -152,16 +156,15 @@ static void work(unsigned index, void* context) {
   }
 }
 
-static void end_all(struct worker* worker) {
+// Returns how much of what was allocated was freed only here.
+static uint64_t end_all(void) {
+  struct worker rest = {0, 0};
   for (unsigned i = 0; i < QUEUES; i++) {
     for (struct task* task; (task = take(&run.queues[i])) != NULL;) {
-      while (task->count > 0) {
-        drop_block(worker, task, task->count - 1);
-      }
-      free(task);
-      worker->freed++;
+      end_task(&rest, task);
     }
   }
+  return rest.freed;
 }
 
 int main(int argc, char** argv) {
@@ -195,18 +198,14 @@ int main(int argc, char** argv) {
          " seed=%#" PRIx64 "\n",
          threads, run.steps, args[2].value, run.seed);
   double time = wl_seconds(wl_run(threads, work, NULL));
-  uint64_t ops = 0;
-  for (unsigned i = 0; i < threads; i++) {
-    ops += run.workers[i].allocated + run.workers[i].freed;
-  }
-  ops -= args[2].value;  // before the start
-  end_all(&run.workers[0]);
   uint64_t allocated = 0;
   uint64_t freed = 0;
   for (unsigned i = 0; i < threads; i++) {
     allocated += run.workers[i].allocated;
     freed += run.workers[i].freed;
   }
+  uint64_t ops = allocated - args[2].value + freed;  // not before the start
+  freed += end_all();
   WL_CHECK(allocated == freed,
            "%" PRIu64 " blocks allocated, %" PRIu64 " freed", allocated, freed);
   printf("tasks: threads=%u ops=%" PRIu64 " time=%.6f ops/s=%.2f\n", threads,
