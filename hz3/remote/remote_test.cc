@@ -4,7 +4,6 @@
 #include "hz3/remote/remote.h"
 
 #include <gtest/gtest.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,12 +14,16 @@
 #include <vector>
 
 #include "hz3/base/os.h"
+#include "hz3/base/pinned_test.h"
 #include "hz3/base/refuse_test.h"
 #include "hz3/base/size_class.h"
 #include "hz3/config.h"
 #include "hz3/remote/stack.h"
 
 namespace {
+
+using hz3_test::Cpus;
+using hz3_test::Pinned;
 
 // A class that no other test of this process uses.
 unsigned FreshClass() {
@@ -113,35 +116,6 @@ TEST_F(Remote, PoolsHandOutWhatCameBackInChains) {
   }
   EXPECT_TRUE(freed.empty());
 }
-
-// The CPUs of this process.
-std::vector<int> Cpus() {
-  static const cpu_set_t all = [] {
-    cpu_set_t set;
-    EXPECT_EQ(sched_getaffinity(0, sizeof set, &set), 0);
-    return set;
-  }();
-  std::vector<int> cpus;
-  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-    if (CPU_ISSET(cpu, &all)) cpus.push_back(cpu);
-  return cpus;
-}
-
-// Keeps this thread on one of them, whose stacks it then uses.
-class Pinned {
- public:
-  explicit Pinned(size_t index = 0) {
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(Cpus().at(index), &one);
-    EXPECT_EQ(sched_getaffinity(0, sizeof before_, &before_), 0);
-    EXPECT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
-  }
-  ~Pinned() { sched_setaffinity(0, sizeof before_, &before_); }
-
- private:
-  cpu_set_t before_;
-};
 
 size_t Shards() { return (Cpus().size() + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD; }
 
