@@ -127,8 +127,9 @@ enum hz3_huge_answer hz3_huge_pages_ask(struct hz3_huge_use *use, char *start, s
 bool hz3_pages_is_giving_back(void);
 // A store wants a span.
 void hz3_pages_note_wanted(uint32_t now_ms);
-// Whether hollow spans need not wait any more: memory is being given back, no store wanted a span within HZ3_SOON_MS, and no more is kept than
-// the least, as it is for a load that comes back. Otherwise what is nearly free is likely to be free in a moment, or in use again. A hint.
+// Whether hollow spans need not wait any more: memory is being given back, no store wanted a span within HZ3_SOON_MS, and the bound of what is
+// kept is at its minimum, above which it is for a load that comes back. Otherwise what is nearly free is likely to be free in a moment, or in
+// use again. A hint.
 bool hz3_pages_are_hollow_due(uint32_t now_ms);
 // Pages of a span in use are about to be purged.
 void hz3_pages_note_hollow_purge(void);

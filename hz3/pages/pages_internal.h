@@ -67,10 +67,6 @@ struct hz3_pages {
   size_t advice_ends;      // halves whose advice differs from that of the half above
   struct hz3_chunk *newest;  // the next one mostly lies right below it; NULL if it was unmapped and had no neighbour
   bool has_had_first;      // checked lane: a chunk was mapped, whatever became of it; lock: growth
-  bool is_giving_back;     // see hz3_pages_is_giving_back; atomic
-  bool is_coming_back;     // the bound is above its minimum; atomic
-  uint32_t wanted_ms;      // when a store last wanted a span; atomic
-  uint32_t hollow_purges, hollow_regrets;  // see hz3_pages_are_hollow_purges_early; atomic
   uint64_t grown_ms;  // when a span last found no room; lock: growth
   bool has_opened[HZ3_CLASS_COUNT][HZ3_SPAN_HOMES];  // a span of the class was allocated for the home; atomic
   bool has_homes;  // and for more than one home; atomic
@@ -78,6 +74,11 @@ struct hz3_pages {
   struct hz3_huge_use huge_use;  // of chunks
   size_t dirty_low_water;  // fewest dirty free slices since the last tick
   char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps; lock: growth
+  // Read without the lock, so apart from what is written under it; all atomic:
+  bool is_giving_back __attribute__((aligned(HZ3_CACHE_LINE)));  // see hz3_pages_is_giving_back
+  bool is_coming_back;                                           // the bound was above its minimum when a span was last freed
+  uint32_t wanted_ms;                                            // when a store last wanted a span
+  uint32_t hollow_purges, hollow_regrets;                        // see hz3_pages_are_hollow_purges_early
 };
 extern struct hz3_pages hz3_pages;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What it is: giving free slices back to the kernel, and deciding how much to keep.
-// Called by: pages.c, span_release.c, span_purge.c, span_store.c; hot (trim, ticks) and large (retention) through pages.h.
+// Called by: pages.c, span_release.c, span_purge.c, span_store.c, span_kept.c; hot (trim, ticks) and large (retention) through pages.h.
 // Locks: hz3_pages.lock, never held across madvise or munmap: slices being purged are neither free nor used.
 #include "hz3/base/os.h"
 #include "hz3/config.h"

@@ -598,7 +598,7 @@ TEST_P(SpanBoxTest, HollowSpansGiveTheirPagesBackToTicks) {
 
 // Of what is released at once no more than a caller can wait for.
 TEST_P(SpanBoxTest, SomeHollowSpansAtATimeGiveTheirPagesBack) {
-  constexpr size_t kSpans = 100, kMost = 64;
+  constexpr size_t kSpans = 40, kMost = 16;
   if (HZ3_CHECKED || per_span_ != 64) GTEST_SKIP() << "one class will do";
   std::vector<void *> objects = Fetch(kSpans * per_span_), most, more;
   std::sort(objects.begin(), objects.end());
@@ -617,7 +617,9 @@ TEST_P(SpanBoxTest, SomeHollowSpansAtATimeGiveTheirPagesBack) {
   EXPECT_EQ(purged(), kMost);
   EXPECT_TRUE(hz3_pages_span_of(objects[3])->was_purged) << "which was hollow first";
   Release({objects[0]});
-  EXPECT_EQ(purged(), kSpans) << "the others with the next release";
+  EXPECT_EQ(purged(), 2 * kMost) << "more with the next release";
+  Release({objects[per_span_]});
+  EXPECT_EQ(purged(), kSpans) << "and the others";
   for (size_t i = 0; i < objects.size(); i += per_span_) Release({objects[i + 1], objects[i + 2]});
   EXPECT_EQ(purged(), kSpans) << "and once more when one is left";
 }
@@ -653,6 +655,30 @@ TEST_P(SpanBoxTest, SparseSpansGiveTheirPagesBackToTicks) {
   if (kept < 11) return;  // hollow before half of them is back
   Release({objects.begin() + 1, objects.begin() + static_cast<ptrdiff_t>((kept + 1) / 2)});
   EXPECT_EQ(sparse(100), 1u);
+}
+
+// However few are left then, and however many come back at once.
+TEST_P(SpanBoxTest, SparseSpansGiveTheirPagesBackAgainWhenTheyAreHollow) {
+  if (HZ3_CHECKED || per_span_ < 32) GTEST_SKIP() << "the pattern in free blocks stays, or what is sparse is hollow";
+  for (size_t kept : {size_t{6}, per_span_ / 5}) {
+    for (size_t left : {2, 4}) {
+      std::vector<void *> objects = Fetch(per_span_);
+      for (void *object : objects) memset(object, 1, bytes_);
+      std::sort(objects.begin(), objects.end());
+      auto at = [&objects](size_t i) { return objects.begin() + static_cast<ptrdiff_t>(i); };
+      Release({at(kept), objects.end()});
+      EXPECT_EQ(PurgeSparse(1), 1u);
+      memset(objects[kept - 1], 1, bytes_);
+      StartGivingBack();
+      const uint32_t before = NowMs();
+      Release({at(left), at(kept)});
+      EXPECT_LE(hz3_pages_span_of(objects[0])->marked_ms - before, NowMs() - before) << left << " of " << kept;
+      char *base = BaseOf(objects[0]), *end_of_left = static_cast<char *>(objects[left - 1]) + bytes_;
+      char *last = base + hz3_round_down(static_cast<size_t>(static_cast<char *>(objects[kept - 1]) - base), hz3_os_page_bytes());
+      EXPECT_FALSE(last >= end_of_left && IsResident(last)) << left << " of " << kept;
+      ReleaseAll();
+    }
+  }
 }
 
 // The time counts from the first tick that finds a span sparse, and anew once something was fetched from it.

@@ -6,7 +6,7 @@
 #include "hz3/config.h"
 #include "hz3/pages/pages_internal.h"
 
-// If a sparse span has been on that list, and not in use, for a second, and its class is shrinking, a tick gives the pages between the
+// If a span has been sparse or hollow, and not in use, for a second, and its class is shrinking, a tick gives the pages between the
 // objects back, and again with each half of them that comes back until the span is hollow. Not sooner: with them goes the huge page that
 // they are part of, and most of what a program drops is in use again, or free as a whole, a moment later (docs/decisions/0023). For each
 // span that it may purge, a tick looks at so many, LOOKS_PER_PURGE.
@@ -17,10 +17,10 @@ enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a sli
 #define FITS_WORDS(class, below, bytes, slices, objects) _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits");
 HZ3_SIZE_CLASSES(FITS_WORDS)
 
-void hz3_span_take_to_purge_locked(struct hz3_span_store *store, struct hz3_span *span) {
+void hz3_span_take_to_purge_locked(struct hz3_span_store *store, struct hz3_span *span, uint32_t now_ms) {
   hz3_span_unlist_locked(store, span);
   span->was_purged = true;
-  span->marked_ms = (uint32_t)hz3_os_now_ms();
+  span->marked_ms = now_ms;
   hz3_pages_note_hollow_purge();
 }
 
@@ -117,7 +117,7 @@ bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct
   return any;
 }
 
-// The one on the list that has been sparse longest, if for long enough. One that no tick has seen is marked, and goes to the front.
+// The last one on the list, if a tick saw it sparse or hollow long enough ago. One that no tick has seen is marked, and goes to the front.
 static struct hz3_span *due_locked(struct hz3_span_store *store, uint8_t list, uint32_t now_ms, size_t *looks) {
   for (; *looks > 0 && store->lists[list] != NULL; --*looks) {
     struct hz3_span *last = store->lists[list]->prev;
@@ -137,7 +137,7 @@ static struct hz3_span *take_sparse(struct hz3_span_store *store, uint32_t now_m
   hz3_lock_acquire(&store->lock);
   struct hz3_span *due = due_locked(store, HZ3_HOLLOW_LIST, now_ms, looks);
   if (due == NULL) due = due_locked(store, HZ3_SPARSE_LIST, now_ms, looks);
-  if (due != NULL) hz3_span_take_to_purge_locked(store, due);
+  if (due != NULL) hz3_span_take_to_purge_locked(store, due, now_ms);
   hz3_lock_release(&store->lock);
   return due;
 }

@@ -7,9 +7,9 @@
 #include "hz3/pages/page_map.h"
 #include "hz3/pages/pages_internal.h"
 
-// If a span is hollow, need not wait, and its class is shrinking, the pages between the objects go, too, and once more when one is left
-// (docs/decisions/0023). With each release so many spans at most, no more than its caller can wait for.
-enum { HOLLOW_MOST = 64 };
+// If a span is hollow, need not wait, and its class is half empty, the pages between the objects go, too, and once more when one is left
+// (docs/decisions/0023). With each release so many spans at most: a free makes up to three, a tick one and more for each class.
+enum { HOLLOW_MOST = 16 };
 
 // The page map's entry for what should be an object of the class. Whether it lies in the carved part is for the caller to see.
 static uintptr_t owner_of(unsigned size_class, const void *object) {
@@ -31,17 +31,18 @@ static bool is_half_empty(const struct hz3_span_store *store) { return store->li
 // No more than `settle_out` objects of the span are out.
 static HZ3_NOINLINE void settle_locked(struct hz3_span_store *store, struct hz3_span *span, struct hz3_off_list *off) {
   size_t out = hz3_span_objects_out(span);
-  // What came back since it was purged is to go, too, but of a hollow span only when one is left.
-  if (span->list == HZ3_PURGED_LIST && (out > HZ3_HOLLOW_OBJECTS || out == 1)) span->was_purged = false;
+  // What came back since it was purged is to go, too, but if it was hollow then, only when one is left.
+  if (span->list == HZ3_PURGED_LIST && (span->settle_out >= HZ3_HOLLOW_OBJECTS || out == 1)) span->was_purged = false;
   hz3_span_place_locked(store, span, off);
 }
 
 static void take_hollow_locked(struct hz3_span_store *store, struct hz3_off_list *off) {
   if (HZ3_CHECKED || store->lists[HZ3_HOLLOW_LIST] == NULL || !is_half_empty(store)) return;
-  if (!hz3_pages_are_hollow_due(hz3_span_look_at_clock(&off->now_ms))) return;
+  uint32_t now_ms = hz3_span_look_at_clock(&off->now_ms);
+  if (!hz3_pages_are_hollow_due(now_ms)) return;
   for (; store->lists[HZ3_HOLLOW_LIST] != NULL && off->hollow_count < HOLLOW_MOST; off->hollow_count++) {
     struct hz3_span *oldest = store->lists[HZ3_HOLLOW_LIST]->prev;
-    hz3_span_take_to_purge_locked(store, oldest);
+    hz3_span_take_to_purge_locked(store, oldest, now_ms);
     oldest->next = off->hollow;
     off->hollow = oldest;
   }

@@ -133,7 +133,7 @@ static bool is_carved(const struct hz3_span *span) { return span->carved == span
 // is still being carved, of which each home mostly has one, the first of its list: those who grow side by side would take it from each
 // other, and share them all.
 static struct hz3_span *emptiest_locked(const struct hz3_span_store *store) {
-  static const uint8_t emptiest_first[] = {HZ3_SPARSE_LIST, HZ3_HOLLOW_LIST, 2, 1, HZ3_PURGED_LIST};
+  static const uint8_t emptiest_first[] = {HZ3_HOLLOW_LIST, HZ3_SPARSE_LIST, 2, 1, HZ3_PURGED_LIST};
   for (size_t i = 0; i < sizeof emptiest_first; i++) {
     struct hz3_span *span = store->lists[emptiest_first[i]];
     if (span != NULL && !is_carved(span)) span = span->next;

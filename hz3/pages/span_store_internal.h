@@ -63,7 +63,7 @@ void hz3_span_place_locked(struct hz3_span_store *store, struct hz3_span *span, 
 void hz3_span_store_note_released_locked(struct hz3_span_store *store, unsigned size_class, size_t count, struct hz3_off_list *off);
 
 // span_purge.c
-void hz3_span_take_to_purge_locked(struct hz3_span_store *store, struct hz3_span *span);
+void hz3_span_take_to_purge_locked(struct hz3_span_store *store, struct hz3_span *span, uint32_t now_ms);
 void hz3_spans_purge_hollow(struct hz3_span_store *stores, struct hz3_off_list *off);
 
 // span_kept.c
