@@ -20,7 +20,8 @@
 // HZ3_COOL_BYTES: bytes pushed to the depot after a magazine before another CPU gets it: a typical second-level cache.
 //   Threads that only free may leave twice as many there.
 // HZ3_RETAIN_MIN_BYTES / HZ3_RETAIN_MAX_BYTES: dirty free memory kept from the kernel, per source (slices, large ranges).
-//   The bound starts at the minimum and grows by what was wanted again within a second after it was purged.
+//   The bound starts at the minimum and grows by what was wanted again within a second after it was purged. The maximum doubles
+//   up to three times, a second each, while that goes on.
 // HZ3_TICK_MS: period of the clean-up driven from slow paths (depot low-water, parked heaps).
 // HZ3_CPUS_PER_SHARD: CPUs that share one depot shard.
 // HZ3_LARGE_CACHE: 1 keeps freed large ranges for reuse, 0 gives each back to the kernel at once.

@@ -76,7 +76,7 @@ struct hz3_span *hz3_pages_span_of(const void *pointer);
 unsigned hz3_pages_home_of(const void *pointer);
 
 // How much dirty free memory to keep. The bound starts at the lane's minimum and grows by what was purged and wanted again within a
-// second. More than the minimum is kept only while about as much is in use as at the purges that came too early: from less the load
+// second: up to the lane's maximum, and up to twice as much after each second in which the load goes on coming back, eight times in all. More than the minimum is kept only while about as much is in use as at the purges that came too early: from less the load
 // has never come back, and a burst whose threads take turns is to teach nothing that outlives it. The bound halves with the first
 // purge after five seconds in which none was too early (docs/decisions/0007).
 // What exceeds the bound may wait a moment, for many loads come back at once: see hz3_retention_keep.
@@ -87,8 +87,9 @@ struct hz3_retention {
   size_t recent_low_bytes;  // the least in use at those purges
   uint64_t last_purge_ms, last_regret_ms;
   uint64_t excess_since_ms;  // 0: the bound holds
+  uint64_t coming_back_since_ms;  // the first regret since the bound was at its minimum
 };
-#define HZ3_RETENTION_INIT {HZ3_RETAIN_MIN_BYTES, SIZE_MAX, 0, SIZE_MAX, 0, 0, 0}
+#define HZ3_RETENTION_INIT {HZ3_RETAIN_MIN_BYTES, SIZE_MAX, 0, SIZE_MAX, 0, 0, 0, 0}
 // All under the lock of the source. The bound now, for a source of which `used_bytes` are in use.
 size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes);
 // After memory became free: how much may stay for now. That is the bound, if for a tenth of a second no free has found it kept; before that

@@ -1351,6 +1351,28 @@ TEST(Retention, GrowsByWhatIsWantedAgain) {
   EXPECT_EQ(hz3_retention_limit(&retention, 0), kMax);
 }
 
+TEST(Retention, ExceedsTheMaximumOnlyForALoadThatGoesOnComingBack) {
+  constexpr size_t kMax = HZ3_RETAIN_MAX_BYTES;
+  hz3_retention retention = HZ3_RETENTION_INIT;
+  auto come_back = [&retention](uint64_t seconds) {
+    retention.coming_back_since_ms -= 1000 * seconds;
+    for (int i = 0; i < 10; i++) {
+      hz3_retention_note_purge(&retention, 4 * kMax, 0);
+      hz3_retention_note_regret(&retention, 4 * kMax);
+    }
+    return hz3_retention_limit(&retention, 0);
+  };
+  const uint64_t start = hz3_os_now_ms();
+  for (size_t maxima = 1; maxima <= 8; maxima *= 2) EXPECT_TRUE(come_back(maxima > 1) == maxima * kMax || hz3_os_now_ms() - start > 900) << maxima;
+  EXPECT_EQ(come_back(1000), 8 * kMax);
+  while (retention.limit_bytes > HZ3_RETAIN_MIN_BYTES) {
+    retention.last_regret_ms -= 5001;
+    hz3_retention_note_purge(&retention, 1, 0);
+  }
+  const uint64_t again = hz3_os_now_ms();
+  EXPECT_TRUE(come_back(0) == kMax || hz3_os_now_ms() - again > 900) << "it has to go on for as long again";
+}
+
 // What a load has come back from, it may keep its memory for; of a lower low nothing is known.
 TEST(Retention, HoldsDownToTheKnownLow) {
   constexpr size_t kMin = HZ3_RETAIN_MIN_BYTES, kSwing = HZ3_RETAIN_MAX_BYTES - kMin, kLow = 100 * kMin;

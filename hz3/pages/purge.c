@@ -8,6 +8,9 @@
 
 // Memory wanted again within this time after a purge counts as purged too early.
 enum { REGRET_MS = 1000 };
+// So often the maximum doubles, a second each, while a load goes on coming back: who does so once or twice and falls silent leaves little.
+enum { MAXIMUM_DOUBLES = 3 };
+HZ3_STATIC_ASSERT(HZ3_RETAIN_MAX_BYTES <= SIZE_MAX >> MAXIMUM_DOUBLES, "retain_max_bytes must fit when doubled");
 // The bound also holds where less is in use than the known low, by an eighth of the bound or by the minimum, whichever is more: lows
 // differ a little from swing to swing.
 enum { LOW_SHARE = 8 };
@@ -64,7 +67,9 @@ bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes) {
   }
   bytes = hz3_min(bytes, retention->recent_bytes);
   retention->recent_bytes -= bytes;
-  retention->limit_bytes = hz3_min(retention->limit_bytes + bytes, HZ3_RETAIN_MAX_BYTES);
+  if (retention->limit_bytes == HZ3_RETAIN_MIN_BYTES) retention->coming_back_since_ms = now;
+  uint64_t seconds = (now - retention->coming_back_since_ms) / REGRET_MS;
+  retention->limit_bytes = hz3_min(retention->limit_bytes + bytes, (size_t)HZ3_RETAIN_MAX_BYTES << hz3_min(seconds, MAXIMUM_DOUBLES));
   retention->known_low_bytes = hz3_min(retention->known_low_bytes, retention->recent_low_bytes);
   retention->last_regret_ms = now;
   return true;
