@@ -269,13 +269,17 @@ __attribute__((constructor)) static void hook_fork(void) {
   if (!__atomic_exchange_n(&is_hooked, true, __ATOMIC_RELAXED)) pthread_atfork(fork_prepare, fork_parent, fork_child);
 }
 
-// NULL without memory for a heap; and where libc had no key left, since nobody would park the heap when the thread exits.
+// NULL without memory for a heap; and where libc had no key left, or no memory for its value, since nobody would park the heap when the thread
+// exits.
 static struct hz3_heap *start_thread(void) {
   // Acquire: pairs with the release above.
   if (!__atomic_load_n(&is_initialised, __ATOMIC_ACQUIRE)) initialise();
   struct hz3_heap *heap = has_exit_key ? adopt_heap() : NULL;
   if (heap == NULL) return NULL;
-  pthread_setspecific(exit_key, heap);
+  if (pthread_setspecific(exit_key, heap) != 0) {
+    on_thread_exit(NULL);
+    return NULL;
+  }
   hook_fork();  // where something allocates before constructors run
   return heap;
 }

@@ -10,7 +10,8 @@
 
 enum { MAX_SLABS = 1 << 16 };  // 4 GiB of magazines, for 500 million objects
 HZ3_STATIC_ASSERT(HZ3_MAGAZINE_SLAB_UNITS * MAX_SLABS <= 1 << HZ3_STACK_INDEX_BITS, "every magazine has an index");
-// A CPU makes so much of magazines for itself before it takes those of others, whose lines are in another cache; then it asks so many pools.
+// A CPU makes so much of magazines for itself before it takes those of others, whose lines are in another cache; then it asks so many pools,
+// and as many more each time that it has made as much again.
 enum { MADE_FIRST_BYTES = 128 * 1024, POOLS_ASKED = 8 };
 enum { ALWAYS_KEPT_MOST_BYTES = 256 };  // of bigger objects it would be too much after a burst (docs/decisions/0029)
 enum { MAX_CPUS = 512, MAX_SHARDS = (MAX_CPUS + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD };
@@ -26,7 +27,7 @@ static struct {
   struct hz3_stack pools[HZ3_MAGAZINE_LEVELS];
   size_t warm_bytes;  // of objects; modulo 2^64
   size_t made_bytes;  // of magazines
-  uint16_t pool_away;  // how far from this CPU is the one, 0 for the next, that is asked if its own pool has nothing
+  uint16_t pool_away[HZ3_MAGAZINE_LEVELS];  // how far from this CPU is the one, 0 for the next, that is asked if its own pool has nothing
   uint16_t away[HZ3_CLASS_COUNT];  // how far from the CPU's own shard is the one, 0 for the next, that is asked if its own has nothing
 } __attribute__((aligned(HZ3_CACHE_LINE))) cpus[MAX_CPUS];
 static struct {
@@ -71,14 +72,15 @@ static struct hz3_magazine *carve_locked(unsigned level) {
 // A few other CPUs are asked, first the one that had some the last time: to ask all would read a line of each, whenever threads
 // free what others allocate.
 static struct hz3_magazine *alloc_away(unsigned cpu, unsigned level, uint32_t wanted, uint32_t *count) {
-  unsigned others = cpu_count - 1, away = __atomic_load_n(&cpus[cpu].pool_away, __ATOMIC_RELAXED);
+  unsigned others = cpu_count - 1, away = __atomic_load_n(&cpus[cpu].pool_away[level], __ATOMIC_RELAXED);
+  size_t asked = (1 + __atomic_load_n(&cpus[cpu].made_bytes, __ATOMIC_RELAXED) / MADE_FIRST_BYTES) * POOLS_ASKED;
   struct hz3_magazine *magazine = NULL;
-  for (unsigned left = hz3_min(others, POOLS_ASKED); left > 0; left--) {
+  for (size_t left = hz3_min(others, asked); left > 0; left--) {
     magazine = hz3_stack_pop(&cpus[(cpu + 1 + away) % cpu_count].pools[level], wanted, count);
     if (magazine != NULL) break;
     away = (away + 1) % others;
   }
-  __atomic_store_n(&cpus[cpu].pool_away, (uint16_t)away, __ATOMIC_RELAXED);
+  __atomic_store_n(&cpus[cpu].pool_away[level], (uint16_t)away, __ATOMIC_RELAXED);
   return magazine;
 }
 

@@ -341,6 +341,25 @@ TEST_F(RemoteCpus, EmptyMagazinesComeBackToTheCpuThatHadThem) {
   FreeAll({own, other});
 }
 
+// Wherever it is, and whatever other sizes come from elsewhere: or a CPU that always empties what two others fill would make new ones for ever.
+TEST_F(RemoteCpus, WhoUsesMagazinesOfTwoSizesMakesNoMoreOfThemInTheEnd) {
+  auto rounds = [](int count) {
+    std::set<hz3_magazine *> used;
+    for (int i = 0; i < count; i++) {
+      for (unsigned level : {4, 5}) {
+        hz3_magazine *magazine = NewMagazine(level);
+        used.insert(magazine);
+        Pinned elsewhere(level == 4 ? 1 : Cpus().size() / 2);
+        FreeAll({magazine});
+      }
+    }
+    return used;
+  };
+  Pinned pinned;
+  rounds(400);
+  EXPECT_LT(rounds(400).size(), 400u);
+}
+
 TEST_F(RemoteCpus, InTheEndNoMagazineIsMadeWhileAnotherCpuHasAnEmptyOne) {
   Pinned pinned;
   hz3_magazine *others[HZ3_STACK_MAX / 8];
