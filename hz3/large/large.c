@@ -21,6 +21,8 @@
 // Kept memory of more than this makes way for a block that it could not hold even as a whole: what the retention of a program that
 // does not swing may keep.
 #define MAKE_WAY_MIN_BYTES ((size_t)64 * 1024 * 1024)
+// As many bytes may be purged in any call that frees.
+#define PURGE_MOST_BYTES ((size_t)64 * 1024 * 1024)
 // A split at either end of a range.
 enum { DESCRIPTORS_PER_ALLOC = 2 };
 // For a block below HZ3_LARGE_WHOLE_MIN_BYTES as much is mapped at once as a quarter of what is there, so that such blocks lie side by side
@@ -211,9 +213,12 @@ static void make_way(const struct request *request) {
   hz3_lock_acquire(&hz3_ranges.lock);
   // Of a size that comes again, what was unmapped a moment ago would have done; bigger ones it could not have held.
   if (hz3_ranges.size_hits > 0) hz3_retention_note_regret(&hz3_ranges.retention, bytes);
-  bool keeps_too_little = hz3_ranges.dirty_bytes <= bytes && hz3_ranges.dirty_bytes > MAKE_WAY_MIN_BYTES;
+  size_t dirty = hz3_ranges.dirty_bytes;
   hz3_lock_release(&hz3_ranges.lock);
-  if (keeps_too_little && !(request->may_fill && hz3_range_fill_pays())) purge_to(HZ3_RETAIN_MIN_BYTES, SIZE_MAX, false);
+  bool keeps_too_little = dirty <= bytes && dirty > MAKE_WAY_MIN_BYTES;
+  // What exceeds the lane's maximum stays for a load that comes back as it was, and goes for one that needs more.
+  size_t keep = keeps_too_little ? HZ3_RETAIN_MIN_BYTES : hz3_max(dirty - hz3_min(bytes, dirty), HZ3_RETAIN_MAX_BYTES);
+  if (dirty > keep && !(request->may_fill && hz3_range_fill_pays())) purge_to(keep, SIZE_MAX, false);
 }
 
 static bool map_range(const struct request *request) {
@@ -334,6 +339,10 @@ static size_t kept_bytes(size_t limit, size_t bytes) {
   return bytes == 0 ? keep : hz3_max(keep / bytes * bytes, hz3_min(keep, HZ3_RETAIN_MIN_BYTES / 4 * 3));
 }
 
+// And how much goes at once, when a block of so many bytes was freed or shrunk: no more than its caller can expect to wait for, if the limit has
+// become lower meanwhile. Those after it go on with it.
+static size_t purge_most(size_t bytes) { return hz3_max(2 * bytes, PURGE_MOST_BYTES); }
+
 size_t hz3_large_free(void *pointer) {
   hz3_lock_acquire(&hz3_ranges.lock);
   struct hz3_range *range = hz3_range_of(pointer);
@@ -346,7 +355,7 @@ size_t hz3_large_free(void *pointer) {
   size_t limit = keep_limit_locked();
   bool over = hz3_ranges.dirty_bytes > limit;
   hz3_lock_release(&hz3_ranges.lock);
-  if (over) purge_to(kept_bytes(limit, bytes), SIZE_MAX, true);
+  if (over) purge_to(kept_bytes(limit, bytes), purge_most(bytes), true);
   return bytes;
 }
 
@@ -377,6 +386,7 @@ static bool extend_locked(struct hz3_range *range, size_t place) {
     right->state = HZ3_RANGE_USED;
     hz3_range_free_locked(rest);
   }
+  if (right->was_purged) hz3_retention_note_regret(&hz3_ranges.retention, right->bytes - right->dirty_bytes);
   hz3_ranges.live_bytes += right->bytes;
   hz3_range_absorb_right_locked(range);
   hz3_ranges_note_low_water_locked();
@@ -414,7 +424,7 @@ bool hz3_large_resize(void *pointer, size_t bytes, size_t *old_bytes) {
   bool over = hz3_ranges.dirty_bytes > limit;
   hz3_lock_release(&hz3_ranges.lock);
   if (fits) set_usable(range, usable);
-  if (over) purge_to(kept_bytes(limit, 0), SIZE_MAX, true);
+  if (over) purge_to(kept_bytes(limit, 0), purge_most(*old_bytes), true);
   return fits;
 }
 

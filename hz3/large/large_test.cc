@@ -1107,6 +1107,59 @@ TEST_F(Large, EachPartOfAPurgedRangeThatIsWantedAgainRaisesTheLimit) {
   EXPECT_EQ(Stats().mapped_bytes, 12 * HZ3_MIB);
 }
 
+TEST_F(Large, WhatABlockGrowsIntoInPlaceIsWantedAgain) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 32 * HZ3_MIB) GTEST_SKIP() << "the limit cannot rise so far";
+  Free(Alloc(12 * HZ3_MIB));
+  hz3_large_trim(false);
+  char *block = Alloc(4 * HZ3_MIB);
+  for (size_t mib : {8, 12}) {
+    ASSERT_TRUE(Resize(block, mib * HZ3_MIB));
+    EXPECT_EQ(hz3_ranges.retention.limit_bytes, HZ3_RETAIN_MIN_BYTES + mib * HZ3_MIB);
+  }
+  EXPECT_EQ(Stats().mapped_bytes, 12 * HZ3_MIB);
+}
+
+// The limit may have become much lower since.
+TEST_F(Large, NoFreePurgesMuchMoreThanItFrees) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 256 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
+  constexpr size_t kBlock = 20 * HZ3_MIB, kMost = 64 * HZ3_MIB;
+  std::vector<char *> blocks;
+  for (size_t i = 0; i < 12; i++) blocks.push_back(Alloc(kBlock));
+  hz3_ranges.retention.limit_bytes = HZ3_RETAIN_MAX_BYTES;
+  hz3_ranges.retention.known_low_bytes = 0;
+  for (size_t i = 0; i < 10; i++) Free(blocks[i]);
+  size_t dirty = Stats().dirty_free_bytes;
+  ASSERT_EQ(dirty, 10 * kBlock) << "all may stay";
+  for (size_t i = 10; i < 12; i++) {
+    hz3_ranges.retention = HZ3_RETENTION_INIT;
+    NothingWaits();
+    Free(blocks[i]);
+    EXPECT_EQ(Stats().dirty_free_bytes, dirty + kBlock - kMost) << "those after it go on with it";
+    dirty = Stats().dirty_free_bytes;
+  }
+}
+
+// As much as is mapped for a load that needs other memory than it did.
+TEST_F(Large, WhatExceedsTheMaximumMakesWayForABlockThatFitsNowhere) {
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 256 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
+  constexpr size_t kMax = HZ3_RETAIN_MAX_BYTES, kPart = kMax / 4;
+  std::vector<char *> blocks;
+  for (int i = 0; i < 7; i++) {
+    blocks.push_back(Alloc(kPart));
+    Alloc(4 * HZ3_MIB);  // so that they do not merge
+  }
+  hz3_ranges.retention.limit_bytes = 2 * kMax;
+  hz3_ranges.retention.known_low_bytes = 0;
+  for (char *block : blocks) Free(block);
+  ASSERT_EQ(Stats().dirty_free_bytes, 7 * kPart);
+  Alloc(2 * kPart, 1, true);
+  EXPECT_EQ(Stats().dirty_free_bytes, 5 * kPart);
+  Alloc(2 * kPart, 1, true);
+  EXPECT_EQ(Stats().dirty_free_bytes, kMax);
+  Alloc(2 * kPart, 1, true);
+  EXPECT_EQ(Stats().dirty_free_bytes, kMax) << "that much may stay";
+}
+
 // Whichever side was purged when the two became one.
 TEST_F(Large, WhatWasPurgedIsRememberedWhenRangesMerge) {
   if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 32 * HZ3_MIB) GTEST_SKIP() << "the limit cannot rise so far";

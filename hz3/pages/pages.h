@@ -87,7 +87,7 @@ struct hz3_retention {
   size_t recent_low_bytes;  // the least in use at those purges
   uint64_t last_purge_ms, last_regret_ms;
   uint64_t excess_since_ms;  // 0: the bound holds
-  uint64_t coming_back_since_ms;  // the first regret since the bound was at its minimum
+  uint64_t coming_back_since_ms;  // the first regret since the bound was at its minimum, or when it last halved
 };
 #define HZ3_RETENTION_INIT {HZ3_RETAIN_MIN_BYTES, SIZE_MAX, 0, SIZE_MAX, 0, 0, 0, 0}
 // All under the lock of the source. The bound now, for a source of which `used_bytes` are in use.

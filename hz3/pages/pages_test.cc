@@ -1365,6 +1365,11 @@ TEST(Retention, ExceedsTheMaximumOnlyForALoadThatGoesOnComingBack) {
   const uint64_t start = hz3_os_now_ms();
   for (size_t maxima = 1; maxima <= 8; maxima *= 2) EXPECT_TRUE(come_back(maxima > 1) == maxima * kMax || hz3_os_now_ms() - start > 900) << maxima;
   EXPECT_EQ(come_back(1000), 8 * kMax);
+  // Nor does what was learned long ago tell more, or take anything away.
+  retention.last_regret_ms -= 5001;
+  hz3_retention_note_purge(&retention, kMax, 0);
+  hz3_retention_note_regret(&retention, kMax);
+  EXPECT_TRUE(hz3_retention_limit(&retention, 0) == 4 * kMax || hz3_os_now_ms() - start > 900);
   while (retention.limit_bytes > HZ3_RETAIN_MIN_BYTES) {
     retention.last_regret_ms -= 5001;
     hz3_retention_note_purge(&retention, 1, 0);

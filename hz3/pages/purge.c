@@ -54,7 +54,7 @@ void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes, siz
   if (now - retention->last_regret_ms > 5 * REGRET_MS && retention->limit_bytes > HZ3_RETAIN_MIN_BYTES) {
     retention->limit_bytes = hz3_max(retention->limit_bytes / 2, HZ3_RETAIN_MIN_BYTES);
     if (retention->limit_bytes == HZ3_RETAIN_MIN_BYTES) retention->known_low_bytes = SIZE_MAX;
-    retention->last_regret_ms = now;
+    retention->last_regret_ms = retention->coming_back_since_ms = now;
   }
 }
 
@@ -69,7 +69,8 @@ bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes) {
   retention->recent_bytes -= bytes;
   if (retention->limit_bytes == HZ3_RETAIN_MIN_BYTES) retention->coming_back_since_ms = now;
   uint64_t seconds = (now - retention->coming_back_since_ms) / REGRET_MS;
-  retention->limit_bytes = hz3_min(retention->limit_bytes + bytes, (size_t)HZ3_RETAIN_MAX_BYTES << hz3_min(seconds, MAXIMUM_DOUBLES));
+  size_t most = (size_t)HZ3_RETAIN_MAX_BYTES << hz3_min(seconds, MAXIMUM_DOUBLES);
+  if (retention->limit_bytes < most) retention->limit_bytes = hz3_min(retention->limit_bytes + bytes, most);
   retention->known_low_bytes = hz3_min(retention->known_low_bytes, retention->recent_low_bytes);
   retention->last_regret_ms = now;
   return true;
