@@ -76,9 +76,10 @@ struct hz3_span *hz3_pages_span_of(const void *pointer);
 unsigned hz3_pages_home_of(const void *pointer);
 
 // How much dirty free memory to keep. The bound starts at the lane's minimum and grows by what was purged and wanted again within a
-// second: up to the lane's maximum, and up to twice as much after each second in which the load goes on coming back, eight times in all. More than the minimum is kept only while about as much is in use as at the purges that came too early: from less the load
-// has never come back, and a burst whose threads take turns is to teach nothing that outlives it. The bound halves with the first
-// purge after five seconds in which none was too early (docs/decisions/0007).
+// second: up to the lane's maximum, and up to twice as much after each second in which the load goes on coming back, eight times in all.
+// More than the minimum is kept only while about as much is in use as at the purges that came too early: from less the load has never
+// come back, and a burst whose threads take turns is to teach nothing that outlives it. The bound halves with the first purge after five
+// seconds in which none was too early (docs/decisions/0007).
 // What exceeds the bound may wait a moment, for many loads come back at once: see hz3_retention_keep.
 struct hz3_retention {
   size_t limit_bytes;
