@@ -582,6 +582,33 @@ TEST_F(Large, TheTightestRangeOfABinIsTaken) {
   for (char *block : {low, high, wide}) EXPECT_EQ(Alloc(32 * HZ3_MIB), block);
 }
 
+// What its last block never touched does not become resident; what is resident is not given back for that, nor is what is locked.
+TEST_F(Large, ZeroedMemoryIsAsResidentAsItWas) {
+  constexpr size_t kBlock = 8 * HZ3_MIB;
+  const size_t page = hz3_os_page_bytes();
+  if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
+  hz3_ranges.retention.limit_bytes = 2 * kBlock;
+  hz3_ranges.retention.known_low_bytes = 0;
+  struct {
+    size_t touched;
+    bool is_locked;
+  } const kUses[] = {{page, false}, {kBlock / 9, false}, {kBlock / 7, false}, {page, true}};
+  for (auto [touched, is_locked] : kUses) {
+    char *block = Alloc(kBlock);
+    ASSERT_EQ(madvise(block, kBlock, MADV_NOHUGEPAGE), 0);
+    ASSERT_EQ(madvise(block, kBlock, MADV_DONTNEED), 0);
+    memset(block, 1, touched);
+    is_locked = is_locked && mlock(block, page) == 0;
+    Free(block);
+    ASSERT_EQ(Alloc(kBlock, 1, true), block);
+    EXPECT_EQ(ResidentBytes(block, kBlock), is_locked || touched > kBlock / 8 ? kBlock : 0) << touched;
+    EXPECT_TRUE(IsFilled(block, kBlock, 0));
+    munlock(block, page);
+    Free(block);
+    hz3_large_trim(true);
+  }
+}
+
 TEST_F(Large, ZeroedMeansZeroAfterAnyUse) {
   char *block = Alloc(8 * HZ3_MIB, 1, true);
   EXPECT_TRUE(IsFilled(block, 8 * HZ3_MIB, 0));
@@ -1234,7 +1261,7 @@ TEST_F(Large, MappingABiggerBlockThanTheOnesBeforeIsNoRegret) {
 
 // What a load keeps that swings between many blocks goes before more is mapped for one that even all of it could not hold.
 TEST_F(Large, WhatIsKeptMakesWayForABiggerBlock) {
-  if (!HZ3_LARGE_CACHE) GTEST_SKIP() << "nothing is retained";
+  if (!HZ3_LARGE_CACHE || HZ3_RETAIN_MAX_BYTES < 256 * HZ3_MIB) GTEST_SKIP() << "too little is retained";
   LearnedLimit(512 * HZ3_MIB);
   std::vector<char *> blocks;
   for (int i = 0; i < 4; i++) blocks.push_back(Alloc(40 * HZ3_MIB));
