@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A libc without memory for the value of the allocator's key at thread exit: such a thread shares a heap, and leaves
+// none of its own behind.
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <thread>
+
+#include "gtest/gtest.h"
+#include "tests/support/churn.h"
+#include "tests/support/support.h"
+
+namespace {
+
+thread_local bool has_no_memory;
+std::atomic<long> refusals;
+
+}  // namespace
+
+// NOLINTNEXTLINE: stands before libc's.
+extern "C" int pthread_setspecific(pthread_key_t key, const void* value) noexcept {
+  if (has_no_memory) {
+    refusals++;
+    return ENOMEM;
+  }
+  static const auto real = reinterpret_cast<int (*)(pthread_key_t, const void*)>(dlsym(RTLD_NEXT, "pthread_setspecific"));
+  return real(key, value);
+}
+
+namespace {
+
+using hz3_test::Cell;
+using hz3_test::Random;
+
+TEST(ExitValue, ThreadsWorkWithoutAndLeaveNothing) {
+  auto run_threads = [](long count) {
+    for (long i = 0; i < count; i++) {
+      pthread_t thread;
+      auto body = [](void* seed) -> void* {
+        has_no_memory = true;
+        Random random(reinterpret_cast<uintptr_t>(seed));
+        Cell* cells[20];
+        for (Cell*& cell : cells) cell = Cell::make(random);
+        for (Cell* cell : cells) Cell::drop(cell);
+        return nullptr;
+      };
+      REQUIRE(pthread_create(&thread, nullptr, body, reinterpret_cast<void*>(i)) == 0);
+      REQUIRE(pthread_join(thread, nullptr) == 0);
+    }
+  };
+  constexpr long kThreads = 2000;
+  run_threads(kThreads / 10);
+  ASSERT_GE(refusals, kThreads / 10) << "the allocator sets no value";
+  long before = hz3_test::status_kb("RssAnon");
+  run_threads(kThreads);
+  EXPECT_EQ(refusals, kThreads / 10 + kThreads) << "a thread asks once";
+  EXPECT_LE(hz3_test::status_kb("RssAnon") - before, kThreads) << "a heap is more than that for each";
+}
+
+}  // namespace
