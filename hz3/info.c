@@ -134,7 +134,7 @@ HZ3_EXPORT size_t hz3_stats_json(char *buffer, size_t size) {
   const char *separator = "";
   for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
     const struct hz3_class_stats *class = &stats.classes[c];
-    if (class->spans == 0) continue;
+    if (class->spans == 0 && class->live_objects + class->cached_objects == 0) continue;  // its only span may be changing homes
     append(&json, "%s{\"bytes\":%zu,\"live\":%zu,\"cached\":%zu,\"spans\":%zu}", separator, class->object_bytes,
            class->live_objects, class->cached_objects, class->spans);
     separator = ",";
