@@ -104,7 +104,9 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
       for (size_t i = 0; i < count; i++) spans.push_back(hz3_pages_alloc_span(HZ3_CLASS_COUNT - 1, 0, 1));
       for (hz3_span *span : spans) hz3_pages_free_span(span);
     }
+    hz3_lock_acquire(&hz3_pages.lock);
     hz3_pages.retention = HZ3_RETENTION_INIT;  // or hollow spans wait: here all has come back before
+    hz3_lock_release(&hz3_pages.lock);
     hz3_pages_note_coming_back(false);
     EndWanting();
   }
