@@ -60,12 +60,17 @@ static struct hz3_range *carve_locked(struct hz3_range *range, size_t bytes, siz
   return range;
 }
 
+// What of a range that is taken was purged is wanted again.
+static void note_regret_locked(const struct hz3_range *taken) {
+  if (taken->was_purged) hz3_retention_note_regret(&hz3_ranges.retention, taken->bytes - taken->dirty_bytes);
+}
+
 static struct hz3_range *take_fit_locked(size_t place, size_t align) {
   struct hz3_range *range = hz3_range_take_fit_locked(place, align);
   if (range == NULL) return NULL;
   range = carve_locked(range, place, align);
   range->marked_bytes = range->dirty_bytes == place ? place : 0;
-  if (range->was_purged) hz3_retention_note_regret(&hz3_ranges.retention, place - range->dirty_bytes);
+  note_regret_locked(range);
   return range;
 }
 
@@ -391,12 +396,8 @@ static bool extend_locked(struct hz3_range *range, size_t place) {
   struct hz3_range *right = range->right;
   if (right == NULL || right->state != HZ3_RANGE_FREE || range->bytes + right->bytes < place) return false;
   hz3_range_take_locked(right);
-  if (range->bytes + right->bytes > place) {
-    struct hz3_range *rest = hz3_range_split_locked(right, place - range->bytes);
-    right->state = HZ3_RANGE_USED;
-    hz3_range_free_locked(rest);
-  }
-  if (right->was_purged) hz3_retention_note_regret(&hz3_ranges.retention, right->bytes - right->dirty_bytes);
+  right = carve_locked(right, place - range->bytes, HZ3_SLICE_BYTES);
+  note_regret_locked(right);
   hz3_ranges.live_bytes += right->bytes;
   hz3_range_absorb_right_locked(range);
   hz3_ranges_note_low_water_locked();

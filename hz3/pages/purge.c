@@ -8,7 +8,7 @@
 
 // Memory wanted again within this time after a purge counts as purged too early.
 enum { REGRET_MS = 1000 };
-// So often the maximum doubles, a second each, while a load goes on coming back: who does so once or twice and falls silent leaves little.
+// So often the maximum doubles, a second each, while a load goes on coming back: who does so once or twice and falls silent leaves no more than that.
 enum { MAXIMUM_DOUBLES = 3 };
 HZ3_STATIC_ASSERT(HZ3_RETAIN_MAX_BYTES <= SIZE_MAX >> MAXIMUM_DOUBLES, "retain_max_bytes must fit when doubled");
 // The bound also holds where less is in use than the known low, by an eighth of the bound or by the minimum, whichever is more: lows

@@ -36,26 +36,22 @@ using hz3_test::Cell;
 using hz3_test::Random;
 
 TEST(ExitValue, ThreadsWorkWithoutAndLeaveNothing) {
-  auto run_threads = [](long count) {
-    for (long i = 0; i < count; i++) {
-      pthread_t thread;
-      auto body = [](void* seed) -> void* {
+  constexpr long kThreads = 2000;
+  auto run_threads = [] {
+    for (long i = 0; i < kThreads; i++) {
+      std::thread([i] {
         has_no_memory = true;
-        Random random(reinterpret_cast<uintptr_t>(seed));
+        Random random(static_cast<uint64_t>(i));
         Cell* cells[20];
         for (Cell*& cell : cells) cell = Cell::make(random);
         for (Cell* cell : cells) Cell::drop(cell);
-        return nullptr;
-      };
-      REQUIRE(pthread_create(&thread, nullptr, body, reinterpret_cast<void*>(i)) == 0);
-      REQUIRE(pthread_join(thread, nullptr) == 0);
+      }).join();
     }
   };
-  constexpr long kThreads = 2000;
-  run_threads(kThreads);
+  run_threads();
   ASSERT_EQ(refusals, kThreads) << "a thread asks once";
   long before = hz3_test::status_kb("RssAnon");
-  run_threads(kThreads);
+  run_threads();
   constexpr long kHeapKb = 8;  // two pages, without what it holds; the blocks may reach a few more huge pages than before
   EXPECT_LT(hz3_test::status_kb("RssAnon") - before, kThreads * kHeapKb);
 }
