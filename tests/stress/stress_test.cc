@@ -161,8 +161,11 @@ void run_for(double duration, uint64_t threads) {
   printf("%llu threads lived\n", static_cast<unsigned long long>(lives));
 }
 
-TEST(Stress, AsManyThreadsAsCores) { run_for(hz3_test::seconds(5), std::thread::hardware_concurrency()); }
+// Each thread's blocks take some 14 MiB, and a container may have little memory on many cores. Unknown: 0.
+unsigned cores() { return std::clamp(std::thread::hardware_concurrency(), 2u, 16u); }
 
-TEST(Stress, MoreThreadsThanCores) { run_for(hz3_test::seconds(5), 4 * std::thread::hardware_concurrency() + 3); }
+TEST(Stress, AsManyThreadsAsCores) { run_for(hz3_test::seconds(5), cores()); }
+
+TEST(Stress, MoreThreadsThanCores) { run_for(hz3_test::seconds(5), 4 * cores() + 3); }
 
 }  // namespace
