@@ -257,8 +257,8 @@ unsigned hz3_os_cpu(void) {
   return cpu < 0 ? 0 : cpu_ranks[cpu % CPUS];
 }
 
-void hz3_os_await_zero(const size_t *figure, uint64_t most_ms) {
-  for (uint64_t start = hz3_os_now_ms(); hz3_read_figure(figure) != 0 && hz3_os_now_ms() - start < most_ms;) sched_yield();
+void hz3_os_await(const size_t *figure, size_t most, uint64_t most_ms) {
+  for (uint64_t start = hz3_os_now_ms(); hz3_read_figure(figure) > most && hz3_os_now_ms() - start < most_ms;) sched_yield();
 }
 
 void hz3_os_futex_wait(uint32_t *word, uint32_t expected) {

@@ -58,8 +58,8 @@ unsigned hz3_os_cpu_count(void);
 // may be given CPUs 40 to 47 of 64, and is to see eight that differ. A hint: the thread may move at once. 0 where unknown. Thread-safe.
 unsigned hz3_os_cpu(void);
 
-// Lets other threads run until a figure of theirs is 0, or for so long.
-void hz3_os_await_zero(const size_t *figure, uint64_t most_ms);
+// Lets other threads run until a figure of theirs is no more than that, or for so long.
+void hz3_os_await(const size_t *figure, size_t most, uint64_t most_ms);
 
 // futex(2), private. Wait returns when *word != expected, when woken, or spuriously.
 void hz3_os_futex_wait(uint32_t *word, uint32_t expected);

@@ -242,6 +242,8 @@ static void fork_child(void) {
     heap->state = is_lost ? HZ3_HEAP_ABANDONED : HZ3_HEAP_PARKED;
     if (!is_lost) push_parked_locked(heap);
   }
+  hz3_pages_fork_child();
+  hz3_large_fork_child();
   sigset_t mask = mask_at_fork;
   bool has_streams = has_streams_at_fork;
   release_locks();

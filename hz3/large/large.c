@@ -532,7 +532,7 @@ void hz3_large_purge_idle(void) {
 bool hz3_large_trim(bool unmap) {
   bool any = purge_to(0, SIZE_MAX, true);
   if (unmap) any |= unmap_free_ranges();
-  hz3_os_await_zero(&hz3_ranges.taken_away, HZ3_TAKEN_AWAY_MS);
+  hz3_os_await(&hz3_ranges.taken_away, hz3_ranges.lost_by_fork, HZ3_TAKEN_AWAY_MS);
   return any;
 }
 
@@ -550,6 +550,8 @@ void hz3_large_fork_prepare(void) {
   hz3_lock_acquire_for_fork(&growth.lock);
   hz3_lock_acquire_for_fork(&hz3_ranges.lock);
 }
+
+void hz3_large_fork_child(void) { hz3_ranges.lost_by_fork = hz3_read_figure(&hz3_ranges.taken_away); }
 
 void hz3_large_fork_release(void) {
   hz3_lock_release_for_fork(&hz3_ranges.lock);

@@ -81,6 +81,7 @@ struct hz3_large_stats {
 };
 void hz3_large_get_stats(struct hz3_large_stats *stats);
 void hz3_large_fork_prepare(void);
+void hz3_large_fork_child(void);
 void hz3_large_fork_release(void);
 
 HZ3_END_DECLS

@@ -1335,6 +1335,26 @@ TEST_F(Large, ForkLocksOutOthers) {
   EXPECT_TRUE(hz3_large_free(block));
 }
 
+TEST_F(Large, WhatThreadsHadTakenAwayThatAForkCutOffIsNotWaitedFor) {
+  auto waits = [] {
+    uint64_t shortest = UINT64_MAX;  // of several tries, for this thread may be held up
+    for (int i = 0; i < 10; i++) {
+      uint64_t start = hz3_os_now_ms();
+      hz3_large_trim(true);
+      shortest = std::min(shortest, hz3_os_now_ms() - start);
+    }
+    return shortest >= HZ3_TAKEN_AWAY_MS;
+  };
+  hz3_ranges.taken_away++;
+  EXPECT_TRUE(waits());
+  hz3_large_fork_prepare();
+  hz3_large_fork_child();
+  hz3_large_fork_release();
+  EXPECT_FALSE(waits());
+  hz3_ranges.taken_away--;
+  hz3_large_fork_child();
+}
+
 // A block with its own byte in the first and last byte of every slice, which is cheap to write and to check.
 struct Marked {
   char *start;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is: blocks from 2 KiB to 1 MiB: spans of 1 to 16 slices whose free objects fit one 64-bit word. Free spans go
+// What it is: blocks from 2 KiB to 1 MiB: spans of 1 to 16 slices, the objects that are out in one 64-bit word. Free spans go
 //   back to their chunk, where neighbouring slices serve any other class.
 // Called by: hot, in batches only.
 // Owns: one store per medium class.

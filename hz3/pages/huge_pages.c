@@ -160,9 +160,10 @@ bool hz3_first_chunk_offer_huge(void) {
   if (is_held) hz3_pages.held &= ~HZ3_HIGH_HALF;
   hz3_lock_release(&hz3_pages.lock);
   if (!is_held) return false;
-  bool is_huge = hz3_huge_pages_ask(&hz3_pages.huge_use, chunk->base + HZ3_HUGE_PAGE_BYTES, HZ3_HUGE_PAGE_BYTES) == HZ3_HUGE_ALL;
+  enum hz3_huge_answer answer = hz3_huge_pages_ask(&hz3_pages.huge_use, chunk->base + HZ3_HUGE_PAGE_BYTES, HZ3_HUGE_PAGE_BYTES);
   hz3_lock_acquire(&hz3_pages.lock);
-  if (is_huge) hz3_chunk_set_huge_locked(chunk, chunk->huge | HZ3_HIGH_HALF);
+  if (answer == HZ3_HUGE_ONLY_FIRST) chunk->dirty |= HZ3_HIGH_HALF;
+  if (answer == HZ3_HUGE_ALL) hz3_chunk_set_huge_locked(chunk, chunk->huge | HZ3_HIGH_HALF);
   offer_locked(HZ3_HIGH_HALF);
   hz3_lock_release(&hz3_pages.lock);
   return true;

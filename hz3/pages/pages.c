@@ -250,7 +250,7 @@ static bool map_chunks(bool may_be_huge, bool is_fast) {
     if (map_first()) return true;
   }
   size_t chunks = hz3_read_figure(&hz3_pages.chunks), wanted = hz3_max(1, hz3_min(chunks / 8, MAX_CHUNKS_PER_MAP));
-  if (HZ3_CHECKED && chunks < SINGLE_CHUNKS) wanted = 1;
+  if (!may_be_huge || (HZ3_CHECKED && chunks < SINGLE_CHUNKS)) wanted = 1;
   size_t guard = HZ3_CHECKED && chunks < GUARDED_CHUNKS ? hz3_os_page_bytes() : 0;
   char *last = hz3_pages.last_base;
   for (; wanted > 0; wanted /= 2) {
@@ -373,6 +373,8 @@ void hz3_pages_fork_prepare(void) {
   hz3_lock_acquire_for_fork(&growth.lock);
   hz3_lock_acquire_for_fork(&hz3_pages.lock);
 }
+
+void hz3_pages_fork_child(void) { hz3_pages.lost_by_fork = hz3_read_figure(&hz3_pages.taken_away); }
 
 void hz3_pages_fork_release(void) {
   hz3_lock_release_for_fork(&hz3_pages.lock);

@@ -101,7 +101,7 @@ void hz3_retention_note_purge(struct hz3_retention *retention, size_t bytes, siz
 bool hz3_retention_note_regret(struct hz3_retention *retention, size_t bytes);
 
 // Memory that is being purged or unmapped is neither free nor in use. Who gives memory back because some was refused waits until others have
-// done so, too, and then finds it; but no longer than this, which no call takes unless its thread is held up, or a fork cut it off.
+// done so, too, and then finds it; but no longer than this, which no call takes unless its thread is held up.
 enum { HZ3_TAKEN_AWAY_MS = 20 };
 
 // For a tick: what is to stay of so much dirty free memory, of which `low_water_bytes` were not needed since the last one: all but
@@ -152,6 +152,7 @@ struct hz3_pages_stats {
 };
 void hz3_pages_get_stats(struct hz3_pages_stats *stats);
 void hz3_pages_fork_prepare(void);
+void hz3_pages_fork_child(void);  // in the child, before that: what other threads had taken away is not waited for
 void hz3_pages_fork_release(void);
 
 HZ3_END_DECLS

@@ -60,7 +60,9 @@ struct hz3_pages {
   struct hz3_chunk *spare_descriptors;  // of unmapped chunks, linked by next
   struct hz3_retention retention;
   size_t chunks, free_slices, purges;
-  size_t taken_away;  // how many calls hold slices that are neither free nor used, to purge or to unmap them; lock, read without
+  size_t taken_away;       // how many calls hold slices that are neither free nor used: to purge or unmap them, or that stores kept; atomic
+  size_t lost_by_fork;     // how many of those were of threads that a fork cut off
+  bool has_refusals;       // some chunk may have refused slices; lock
   struct hz3_chunk *first;  // of which slices are held back, if any are:
   uint64_t held;            // one bit per slice: not in its `free`, but counted in free_slices
   size_t dirty_slices;     // free, dirty, and not refused
@@ -72,7 +74,7 @@ struct hz3_pages {
   bool has_homes;  // and for more than one home; atomic
   uint64_t huge_dear_until_ms, huge_pause_ms;  // no huge pages until then; for so long the last time, 0 if one was cheap since; atomic
   struct hz3_huge_use huge_use;  // of chunks
-  size_t dirty_low_water;  // fewest dirty free slices since the last tick
+  size_t dirty_low_water;  // fewest dirty free slices when a span was taken, since the last tick
   char *last_base;  // hint for the next mapping, so that chunks are neighbours and the kernel merges their maps; lock: growth
   // Read without the lock, so apart from what is written under it; all atomic:
   bool is_giving_back __attribute__((aligned(HZ3_CACHE_LINE)));  // see hz3_pages_is_giving_back
@@ -85,6 +87,9 @@ extern struct hz3_pages hz3_pages;
 HZ3_INLINE size_t hz3_pages_used_bytes_locked(void) {
   return hz3_pages.chunks * HZ3_CHUNK_BYTES - hz3_pages.free_slices * HZ3_SLICE_BYTES;
 }
+
+HZ3_INLINE void hz3_pages_take_away(void) { __atomic_fetch_add(&hz3_pages.taken_away, 1, __ATOMIC_RELAXED); }
+HZ3_INLINE void hz3_pages_bring_back(void) { __atomic_fetch_sub(&hz3_pages.taken_away, 1, __ATOMIC_RELAXED); }
 
 // The free slices that may be non-zero, and that the kernel would take.
 HZ3_INLINE uint64_t hz3_chunk_purgeable(const struct hz3_chunk *chunk) { return chunk->free & chunk->dirty & ~chunk->refused; }

@@ -32,6 +32,7 @@
 #include "hz3/pages/page_map.h"
 #include "hz3/pages/pages_internal.h"
 #include "hz3/pages/span_heap.h"
+#include "hz3/pages/span_store.h"
 
 namespace {
 
@@ -1179,6 +1180,90 @@ TEST_F(Pages, ForkLocksOutOthers) {
   other.join();
   ASSERT_NE(span, nullptr);
   hz3_pages_free_span(span);
+}
+
+// Of several tries the shortest, for this thread may be held up.
+bool TrimWaitsForOthers() {
+  uint64_t shortest = UINT64_MAX;
+  for (int i = 0; i < 10; i++) {
+    uint64_t start = hz3_os_now_ms();
+    hz3_pages_trim(true);
+    shortest = std::min(shortest, hz3_os_now_ms() - start);
+  }
+  return shortest >= HZ3_TAKEN_AWAY_MS;
+}
+
+TEST_F(Pages, WhatThreadsHadTakenAwayThatAForkCutOffIsNotWaitedFor) {
+  hz3_pages_take_away();
+  EXPECT_TRUE(TrimWaitsForOthers());
+  hz3_pages_fork_prepare();
+  hz3_pages_fork_child();
+  hz3_pages_fork_release();
+  EXPECT_FALSE(TrimWaitsForOthers());
+  hz3_pages_take_away();
+  EXPECT_TRUE(TrimWaitsForOthers()) << "this thread is the child's";
+  hz3_pages_bring_back();
+  EXPECT_FALSE(TrimWaitsForOthers());
+  hz3_pages_bring_back();
+  hz3_pages_fork_child();
+}
+
+size_t taken_away_meanwhile;
+
+void FreeKeptSpan(hz3_span *span) {
+  taken_away_meanwhile = hz3_read_figure(&hz3_pages.taken_away);
+  hz3_pages_free_span(span);
+}
+
+// A store of one object per span. Those that ever learned to keep spans stay known.
+hz3_span_store keeper, dipper;
+
+void *FetchFrom(hz3_span_store *store) {
+  store->lock.rank = HZ3_RANK_CLASS;
+  bool is_clean;
+  void *object;
+  if (hz3_span_store_fetch(store, &object, 1, &is_clean) == 1) return object;
+  hz3_span *span = hz3_pages_alloc_span(kSliceClass, 0, 1);
+  span->out_words = &span->out_word;
+  EXPECT_EQ(hz3_span_store_fetch_from(store, span, 0, &object, 1, &is_clean), 1u);
+  return object;
+}
+
+void ReleaseTo(hz3_span_store *store, void *object) { hz3_span_store_release(store, kSliceClass, &object, 1, FreeKeptSpan); }
+
+// Whether the store keeps a span that was wanted again. Tried again where this thread was held up.
+bool Keeps(hz3_span_store *store) {
+  for (int i = 0; i < 20 && Stats().kept_bytes == 0; i++) {
+    ReleaseTo(store, FetchFrom(store));
+    ReleaseTo(store, FetchFrom(store));
+  }
+  return Stats().kept_bytes != 0;
+}
+
+// Or a thread that is out of memory would not find it, as long as another one is giving it back.
+TEST_F(Pages, WhatAStoreKeptIsTakenAwayUntilItIsFree) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "nothing is kept";
+  ASSERT_TRUE(Keeps(&keeper));
+  taken_away_meanwhile = 0;
+  hz3_pages_trim(false);
+  EXPECT_EQ(taken_away_meanwhile, 1u);
+  EXPECT_EQ(hz3_read_figure(&hz3_pages.taken_away), 0u);
+}
+
+// One dip would else use up for good what all stores may keep, if the store that learned by it never kept a span.
+TEST_F(Pages, TicksForgetWhatAStoreLearnedAndNeverKept) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "nothing is kept";
+  std::vector<void *> objects(4 * HZ3_RETAIN_MIN_BYTES / HZ3_SLICE_BYTES);
+  for (void *&object : objects) object = FetchFrom(&dipper);
+  for (void *object : objects) ReleaseTo(&dipper, object);
+  for (void *&object : objects) object = FetchFrom(&dipper);
+  EXPECT_EQ(Stats().kept_bytes, 0u);
+  usleep((HZ3_SWING_MS + 10) * 1000);
+  hz3_pages_purge_idle();
+  EXPECT_TRUE(Keeps(&keeper));
+  hz3_pages_trim(false);
+  hz3_pages_purge_idle();
+  for (void *object : objects) ReleaseTo(&dipper, object);
 }
 
 TEST_F(Pages, FreeingASpanTwiceIsFatal) {

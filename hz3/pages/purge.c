@@ -154,7 +154,7 @@ static bool purge_oldest_locked(unsigned *slices) {
   hz3_pages.dirty_slices -= (unsigned)__builtin_popcountll(dirty);
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
-  hz3_add_to_figure(&hz3_pages.taken_away, 1);
+  hz3_pages_take_away();
   hz3_lock_release(&hz3_pages.lock);
   if (advised != 0) {
     char *start = chunk->base + (size_t)__builtin_ctzll(advised) * HZ3_SLICE_BYTES;
@@ -162,10 +162,11 @@ static bool purge_oldest_locked(unsigned *slices) {
   }
   uint64_t purged = purge_runs(chunk, mask);
   hz3_lock_acquire(&hz3_pages.lock);
-  hz3_take_from_figure(&hz3_pages.taken_away, 1);
+  hz3_pages_bring_back();
   chunk->purged |= purged & dirty;
   chunk->dirty &= ~purged;
   chunk->refused |= mask & ~purged;
+  hz3_pages.has_refusals |= mask != purged;
   chunk->free |= mask;
   hz3_pages.free_slices += count;
   hz3_pages.purges++;
@@ -245,13 +246,13 @@ static bool unmap_one_chunk(void) {
     hz3_chunk_note_dirty_locked(chunk);
     hz3_chunk_relist_locked(chunk);
     hz3_chunk_leave_locked(chunk);  // before another chunk can be where it was
-    hz3_add_to_figure(&hz3_pages.taken_away, 1);
+    hz3_pages_take_away();
   }
   hz3_lock_release(&hz3_pages.lock);
   if (chunk == NULL) return false;
   bool unmapped = hz3_os_unmap(chunk->base, HZ3_CHUNK_BYTES + chunk->guard_bytes);
   hz3_lock_acquire(&hz3_pages.lock);
-  hz3_take_from_figure(&hz3_pages.taken_away, 1);
+  hz3_pages_bring_back();
   if (unmapped) {
     hz3_take_from_figure(&hz3_pages.chunks, 1);
     chunk->next = hz3_pages.spare_descriptors;
@@ -271,13 +272,14 @@ static bool unmap_one_chunk(void) {
 // What was locked may be no more.
 static void forget_refusals(void) {
   hz3_lock_acquire(&hz3_pages.lock);
-  for (unsigned run = 1; run <= HZ3_CHUNK_SLICES; run++) {
+  for (unsigned run = 1; hz3_pages.has_refusals && run <= HZ3_CHUNK_SLICES; run++) {
     for (struct hz3_chunk *chunk = hz3_pages.by_run[run]; chunk != NULL; chunk = chunk->next) {
       hz3_pages.dirty_slices += (unsigned)__builtin_popcountll(chunk->free & chunk->dirty & chunk->refused);
       chunk->refused = 0;
       hz3_chunk_note_dirty_locked(chunk);
     }
   }
+  hz3_pages.has_refusals = false;
   hz3_lock_release(&hz3_pages.lock);
 }
 
@@ -287,6 +289,6 @@ bool hz3_pages_trim(bool unmap) {
   hz3_first_chunk_offer(HZ3_CHUNK_SLICES);  // or its chunk would not be free as a whole
   bool any = hz3_pages_purge_to(0);
   while (unmap && unmap_one_chunk()) any = true;
-  hz3_os_await_zero(&hz3_pages.taken_away, HZ3_TAKEN_AWAY_MS);
+  hz3_os_await(&hz3_pages.taken_away, hz3_pages.lost_by_fork, HZ3_TAKEN_AWAY_MS);
   return any;
 }

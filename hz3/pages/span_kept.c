@@ -11,7 +11,7 @@
 // other memory that is resident gets what they keep (docs/decisions/0038).
 enum { KEPT_MOST_SLICES = (size_t)4 * HZ3_RETAIN_MIN_BYTES / HZ3_SLICE_BYTES };
 
-static struct hz3_span_store *keeping;  // linked by next_keeping; pushed by compare-and-swap, never taken off
+static struct hz3_span_store *keeping;  // that have ever learned to, linked by next_keeping; pushed by compare-and-swap, never taken off
 static uint32_t kept_most_slices;       // that all stores together may keep; relaxed, written when what they have learned changes
 
 void hz3_span_store_note_wanted_locked(struct hz3_span_store *store) {
@@ -26,6 +26,11 @@ void hz3_span_store_learn_to_keep_locked(struct hz3_span_store *store, uint32_t 
   __atomic_fetch_add(&kept_most_slices, widest_slices, __ATOMIC_RELAXED);
   store->left--;
   store->kept_most++;
+  if (store->widest_slices != 0) return;
+  store->widest_slices = widest_slices;
+  store->next_keeping = __atomic_load_n(&keeping, __ATOMIC_RELAXED);
+  // Release: pairs with the acquire in first_keeping.
+  while (!__atomic_compare_exchange_n(&keeping, &store->next_keeping, store, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) continue;
 }
 
 void hz3_span_store_unlearn_locked(struct hz3_span_store *store, uint32_t widest_slices, uint32_t spans) {
@@ -42,23 +47,20 @@ struct hz3_span *hz3_span_take_kept_locked(struct hz3_span_store *store) {
   return span;
 }
 
-void hz3_span_keep_locked(struct hz3_span_store *store, struct hz3_span *span, uint32_t widest_slices, void (*free_span)(struct hz3_span *span)) {
+void hz3_span_keep_locked(struct hz3_span_store *store, struct hz3_span *span, void (*free_span)(struct hz3_span *span)) {
   hz3_span_settle_at(span, 0);
   hz3_span_heap_add(&store->kept, span);
   hz3_add_to_figure(&store->kept_count, 1);
   hz3_add_to_figure(&store->kept_slices, span->slices);
-  if (store->free_span != NULL) return;
   store->free_span = free_span;
-  store->widest_slices = widest_slices;
-  store->next_keeping = __atomic_load_n(&keeping, __ATOMIC_RELAXED);
-  // Release: pairs with the acquire in first_keeping.
-  while (!__atomic_compare_exchange_n(&keeping, &store->next_keeping, store, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) continue;
 }
 
 // All that the store keeps, or, while it swings, what it has not needed since the last tick. It has to learn to keep so much again.
+// Who is out of memory meanwhile waits for it.
 static void give_up_kept(struct hz3_span_store *store, bool all) {
   struct hz3_span *gone = NULL;
   hz3_lock_acquire(&store->lock);
+  void (*free_span)(struct hz3_span *span) = store->free_span;
   bool is_over = all || !hz3_span_store_swings(store, (uint32_t)hz3_os_now_ms());
   hz3_span_store_unlearn_locked(store, store->widest_slices, is_over ? store->kept_most : hz3_min(store->kept_low, store->kept_most));
   for (size_t count = is_over ? store->kept_count : store->kept_low; count > 0; count--) {
@@ -67,11 +69,13 @@ static void give_up_kept(struct hz3_span_store *store, bool all) {
     gone = span;
   }
   store->kept_low = (uint32_t)store->kept_count;
+  hz3_pages_take_away();
   hz3_lock_release(&store->lock);
-  hz3_spans_free(gone, store->free_span);
+  hz3_spans_free(gone, free_span);
+  hz3_pages_bring_back();
 }
 
-// Acquire: pairs with the release in hz3_span_keep_locked.
+// Acquire: pairs with the release in hz3_span_store_learn_to_keep_locked.
 static struct hz3_span_store *first_keeping(void) { return __atomic_load_n(&keeping, __ATOMIC_ACQUIRE); }
 
 // Who wants memory has no use for a store that keeps nothing; what that has learned may be out of date, for a tick to see.

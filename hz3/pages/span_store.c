@@ -373,7 +373,7 @@ void hz3_span_place_locked(struct hz3_span_store *store, struct hz3_span *span, 
   store->left_ms = hz3_span_look_at_clock(&off->now_ms);
   if (!hz3_span_store_swings(store, store->left_ms)) hz3_span_store_unlearn_locked(store, widest_slices(span->size_class), store->kept_most);
   if (store->kept_count < store->kept_most) {
-    hz3_span_keep_locked(store, span, widest_slices(span->size_class), off->free_span);
+    hz3_span_keep_locked(store, span, off->free_span);
     return;
   }
   store->left++;

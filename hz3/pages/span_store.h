@@ -37,7 +37,7 @@ struct hz3_span_store {
   uint32_t kept_low;                       // fewest since the last tick
   uint32_t kept_most;                      // how many may be kept: so many were wanted again soon after they had left
   uint32_t left;                           // spans that left and were not wanted again yet
-  uint32_t widest_slices;                  // of its spans, for a store that ever kept any, as are what frees its spans and the next of those
+  uint32_t widest_slices;                  // of its spans, for a store that has ever learned to keep any, 0 otherwise; as is the next of those
   void (*free_span)(struct hz3_span *span);
   struct hz3_span_store *next_keeping;
   int8_t doubt;                            // that what comes back first is what has been out for longest: how often samples were young, against how often not

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What it is: blocks up to 2 KiB: spans of one slice, one free bit per object, kept apart from the objects.
+// What it is: blocks up to 2 KiB: spans of one or two slices, a bit per object that is out, kept apart from the objects.
 // Called by: hot, in batches only.
 // Owns: one store per small class and home.
 // Locks: one per class and home, rank CLASS.
