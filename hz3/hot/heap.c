@@ -21,9 +21,12 @@
 // leaves behind come on top.
 #define PARKED_MAX_BYTES (8 * HZ3_MIB)
 
+enum { FREES_WITHOUT_HEAP = 64 };  // of a thread that has not allocated
+
 const struct hz3_heap hz3_heap_empty;
 __thread uintptr_t hz3_heap_offset;
 static __thread bool thread_has_exited __attribute__((tls_model("initial-exec")));
+static __thread uint8_t frees_without_heap __attribute__((tls_model("initial-exec")));
 
 static struct hz3_lock heaps_lock = HZ3_LOCK_INIT(HZ3_RANK_HEAPS);
 static struct hz3_lock shared_lock = HZ3_LOCK_INIT(HZ3_RANK_SHARED_HEAP);
@@ -304,6 +307,12 @@ struct hz3_heap *hz3_heap_enter(void) {
   if (heap->is_busy) return NULL;
   set_busy(heap, true);
   return heap;
+}
+
+struct hz3_heap *hz3_heap_enter_to_free(void) {
+  if (own_heap() != NULL || frees_without_heap == FREES_WITHOUT_HEAP) return hz3_heap_enter();
+  frees_without_heap++;
+  return hz3_heap_enter_shared();
 }
 
 void hz3_heap_leave(struct hz3_heap *heap) {

@@ -57,7 +57,10 @@ HZ3_STATIC_ASSERT(offsetof(struct hz3_heap, last) == HZ3_LAST_FREED_OFFSET, "the
 // This thread's heap, marked busy, created if need be. The shared heap, locked, for a thread past its destructors or
 // when there is no memory for a heap. NULL if this thread is inside a slow path already (a signal handler).
 struct hz3_heap *hz3_heap_enter(void);
-void hz3_heap_leave(struct hz3_heap *heap);  // what either enter gave: no longer busy, or unlocked
+// The same, to free: a thread that has no heap gets the shared one a few times before it gets its own. For libc frees what it keeps of
+// other threads in one that is past its destructors; and if it never allocated, nobody would ever park its heap.
+struct hz3_heap *hz3_heap_enter_to_free(void);
+void hz3_heap_leave(struct hz3_heap *heap);  // what any enter gave: no longer busy, or unlocked
 // The shared heap, locked; NULL if this thread has it already.
 struct hz3_heap *hz3_heap_enter_shared(void);
 // Where hz3_heap_enter gave NULL: the heap that this thread was in the slow path with.

@@ -1160,7 +1160,10 @@ TEST_F(Hot, TicksAndTrimsEmptyDrains) {
   DriveTicks(4);
   EXPECT_FALSE(hz3_heap_has_drain(OwnHeap(), c));
   EXPECT_EQ(ClassStats(c).cached_objects, 0u);
-  std::thread([&left] { FreeTwoThatDrain(&left); }).join();
+  std::thread([&left] {
+    hz3_free(hz3_malloc(16));
+    FreeTwoThatDrain(&left);
+  }).join();
   EXPECT_EQ(ClassStats(c).cached_objects, 2u) << "parked with their heap";
   hz3_trim();
   EXPECT_EQ(ClassStats(c).cached_objects, 0u);

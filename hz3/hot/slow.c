@@ -429,7 +429,7 @@ static void free_in_turn(struct hz3_heap *heap, unsigned c, void *pointer) {
 }
 
 static HZ3_NOINLINE void free_class(unsigned c, void *pointer) {
-  struct hz3_heap *heap = hz3_heap_enter();
+  struct hz3_heap *heap = hz3_heap_enter_to_free();
   if (heap != NULL) {
     // Before a tick can take the block that waits to its span.
     if (heap->last.object == pointer) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, pointer, hz3_class_bytes(c));
