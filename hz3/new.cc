@@ -6,10 +6,11 @@
 
 #ifdef HZ3_WEAK_CXX_RUNTIME
 #include <dlfcn.h>
-#include <stdlib.h>
+#include <stdint.h>
 #endif
 
 #include "hz3/base/base.h"
+#include "hz3/base/fatal.h"
 #include "hz3/config.h"
 #include "hz3/hot/checked.h"
 #include "hz3/hot/hot.h"
@@ -20,74 +21,82 @@ void __throw_bad_alloc() __attribute__((noreturn));
 
 namespace {
 
-#ifdef HZ3_WEAK_CXX_RUNTIME
-// libhz3.so must not pull the C++ runtime into C programs, which may load it later, with a library that needs it: so it is looked
-// for when memory has run out. `scope`: RTLD_DEFAULT or RTLD_NEXT. nullptr if there is none; nobody calls an operator then.
-void *runtime(void *scope, const char *name) {
-  void *symbol = dlsym(scope, name);
-  static const char *const files[] = {"libstdc++.so.6", "libc++.so.1"};
-  for (const char *file : files) {
-    void *library = symbol != nullptr ? nullptr : dlopen(file, RTLD_NOLOAD | RTLD_LAZY);
-    if (library == nullptr) continue;
-    symbol = dlsym(library, name);
-    dlclose(library);  // whoever called the operator keeps it
-  }
-  return symbol;
-}
-
-std::new_handler get_new_handler() {
-  auto get = reinterpret_cast<std::new_handler (*)()>(runtime(RTLD_DEFAULT, "_ZSt15get_new_handlerv"));
-  return get == nullptr ? nullptr : get();
-}
-
-[[noreturn]] void throw_bad_alloc() {
-  auto raise = reinterpret_cast<void (*)()>(runtime(RTLD_DEFAULT, "_ZSt17__throw_bad_allocv"));
-  if (raise != nullptr) raise();
-  abort();
-}
-#else
-std::new_handler get_new_handler() { return std::get_new_handler(); }
-[[noreturn]] void throw_bad_alloc() { std::__throw_bad_alloc(); }
-#endif
-
 HZ3_INLINE void *alloc(size_t align, size_t bytes, hz3_block_origin origin) {
   return HZ3_CHECKED ? hz3_checked_alloc(origin, align, bytes, false) : hz3_aligned_alloc(align, bytes);
 }
 
+#ifdef HZ3_WEAK_CXX_RUNTIME
+// libhz3.so must not pull the C++ runtime into C programs, which may load it later, with a library that needs it. So when memory has run
+// out, the operator that stands behind ours is asked: it calls ours or malloc, and the new handler, and throws.
+
+bool is_ours(const void *symbol) {
+  Dl_info of_symbol, ours;
+  return dladdr(symbol, &of_symbol) != 0 && dladdr(reinterpret_cast<void *>(is_ours), &ours) != 0 && of_symbol.dli_fbase == ours.dli_fbase;
+}
+
+// What the library that called sees behind ours: it may have a runtime inside (-static-libstdc++), or one that was loaded with it. Not the
+// program itself, where the name may stand for a jump to ours. nullptr if there is none.
+void *behind_ours_in(const void *caller, const char *name) {
+  Dl_info of_caller;
+  if (dladdr(caller, &of_caller) == 0) return nullptr;
+  void *library = dlopen(of_caller.dli_fname, RTLD_NOLOAD | RTLD_LAZY), *program = dlopen(nullptr, RTLD_LAZY);
+  void *symbol = library == nullptr || library == program ? nullptr : dlsym(library, name);
+  if (library != nullptr) dlclose(library);  // its caller keeps it
+  if (program != nullptr) dlclose(program);
+  return symbol == nullptr || is_ours(symbol) ? nullptr : symbol;
+}
+
+void *behind_ours(const void *caller, const char *name) {
+  void *symbol = behind_ours_in(caller, name);
+  return symbol != nullptr ? symbol : dlsym(RTLD_NEXT, name);
+}
+
+// A size that no allocation has, but that libstdc++ can round up to any alignment: it would round larger ones up to small ones.
+HZ3_INLINE size_t no_more_than_any(size_t bytes) { return hz3_min(bytes, PTRDIFF_MAX); }
+
+HZ3_COLD void *new_slow(size_t align, size_t bytes, hz3_block_origin origin, const void *caller) {
+  void *pointer = hz3_is_power_of_two(align) ? alloc(align, bytes, origin) : nullptr;
+  if (pointer != nullptr) return pointer;
+  bool is_array = origin == HZ3_FROM_NEW_ARRAY, is_aligned = align != 1;
+  void *next = behind_ours(caller, is_aligned ? is_array ? "_ZnamSt11align_val_t" : "_ZnwmSt11align_val_t" : is_array ? "_Znam" : "_Znwm");
+  if (next == nullptr) hz3_fatal(HZ3_FATAL_NO_RUNTIME, caller, 0);
+  return is_aligned ? reinterpret_cast<void *(*)(size_t, size_t)>(next)(no_more_than_any(bytes), align) : reinterpret_cast<void *(*)(size_t)>(next)(bytes);
+}
+
+HZ3_COLD void *new_slow_nothrow(size_t align, size_t bytes, hz3_block_origin origin, const void *caller) noexcept {
+  void *pointer = hz3_is_power_of_two(align) ? alloc(align, bytes, origin) : nullptr;
+  if (pointer != nullptr) return pointer;
+  bool is_array = origin == HZ3_FROM_NEW_ARRAY;
+  if (align != 1) {
+    void *next = behind_ours(caller, is_array ? "_ZnamSt11align_val_tRKSt9nothrow_t" : "_ZnwmSt11align_val_tRKSt9nothrow_t");
+    return next == nullptr ? nullptr : reinterpret_cast<void *(*)(size_t, size_t, const void *)>(next)(no_more_than_any(bytes), align, "");
+  }
+  void *next = behind_ours(caller, is_array ? "_ZnamRKSt9nothrow_t" : "_ZnwmRKSt9nothrow_t");
+  return next == nullptr ? nullptr : reinterpret_cast<void *(*)(size_t, const void *)>(next)(bytes, "");
+}
+#else
 // As the standard asks: call the new handler and try again for as long as there is one; then bad_alloc. What no alignment is never
 // comes, so the handler is not asked.
-HZ3_COLD void *new_slow(size_t align, size_t bytes, hz3_block_origin origin) {
-  if (!hz3_is_power_of_two(align)) throw_bad_alloc();
+HZ3_COLD void *new_slow(size_t align, size_t bytes, hz3_block_origin origin, const void *) {
+  if (!hz3_is_power_of_two(align)) std::__throw_bad_alloc();
   for (;;) {
     void *pointer = alloc(align, bytes, origin);
     if (pointer != nullptr) return pointer;
-    std::new_handler handler = get_new_handler();
-    if (handler == nullptr) throw_bad_alloc();
+    std::new_handler handler = std::get_new_handler();
+    if (handler == nullptr) std::__throw_bad_alloc();
     handler();
   }
 }
 
-HZ3_COLD void *new_slow_nothrow(size_t align, size_t bytes, hz3_block_origin origin) noexcept {
+HZ3_COLD void *new_slow_nothrow(size_t align, size_t bytes, hz3_block_origin origin, const void *) noexcept {
   if (!hz3_is_power_of_two(align)) return nullptr;
-#ifdef HZ3_WEAK_CXX_RUNTIME
-  void *pointer = alloc(align, bytes, origin);
-  if (pointer != nullptr || get_new_handler() == nullptr) return pointer;
-  // What the handler throws the runtime's own operator catches, which calls the one above.
-  bool is_array = origin == HZ3_FROM_NEW_ARRAY;
-  if (align > 1) {
-    void *next = runtime(RTLD_NEXT, is_array ? "_ZnamSt11align_val_tRKSt9nothrow_t" : "_ZnwmSt11align_val_tRKSt9nothrow_t");
-    return next == nullptr ? nullptr : reinterpret_cast<void *(*)(size_t, size_t, const void *)>(next)(bytes, align, "");
-  }
-  void *next = runtime(RTLD_NEXT, is_array ? "_ZnamRKSt9nothrow_t" : "_ZnwmRKSt9nothrow_t");
-  return next == nullptr ? nullptr : reinterpret_cast<void *(*)(size_t, const void *)>(next)(bytes, "");
-#else
   try {
-    return new_slow(align, bytes, origin);
+    return new_slow(align, bytes, origin, nullptr);
   } catch (...) {
     return nullptr;
   }
-#endif
 }
+#endif
 
 // The checked lane has no fast path.
 HZ3_INLINE void *new_fast(size_t bytes) {
@@ -100,11 +109,11 @@ HZ3_INLINE void *new_fast(std::align_val_t align, size_t bytes) {
 }
 
 HZ3_INLINE void *or_slow(void *pointer, size_t align, size_t bytes, hz3_block_origin origin) {
-  return HZ3_LIKELY(pointer != nullptr) ? pointer : new_slow(align, bytes, origin);
+  return HZ3_LIKELY(pointer != nullptr) ? pointer : new_slow(align, bytes, origin, __builtin_return_address(0));
 }
 
 HZ3_INLINE void *or_slow_nothrow(void *pointer, size_t align, size_t bytes, hz3_block_origin origin) noexcept {
-  return HZ3_LIKELY(pointer != nullptr) ? pointer : new_slow_nothrow(align, bytes, origin);
+  return HZ3_LIKELY(pointer != nullptr) ? pointer : new_slow_nothrow(align, bytes, origin, __builtin_return_address(0));
 }
 
 HZ3_INLINE void release(void *pointer, hz3_block_origin origin, size_t bytes, size_t align) {
@@ -114,54 +123,57 @@ HZ3_INLINE void release(void *pointer, hz3_block_origin origin, size_t bytes, si
 
 }  // namespace
 
-HZ3_EXPORT void *operator new(size_t bytes) {
+// Weak, as the runtime's are: a program that links hz3 may still define its own.
+#define HZ3_OPERATOR HZ3_EXPORT __attribute__((weak))
+
+HZ3_OPERATOR void *operator new(size_t bytes) {
   return or_slow(new_fast(bytes), 1, bytes, HZ3_FROM_NEW);
 }
-HZ3_EXPORT void *operator new[](size_t bytes) {
+HZ3_OPERATOR void *operator new[](size_t bytes) {
   return or_slow(new_fast(bytes), 1, bytes, HZ3_FROM_NEW_ARRAY);
 }
-HZ3_EXPORT void *operator new(size_t bytes, const std::nothrow_t &) noexcept {
+HZ3_OPERATOR void *operator new(size_t bytes, const std::nothrow_t &) noexcept {
   return or_slow_nothrow(new_fast(bytes), 1, bytes, HZ3_FROM_NEW);
 }
-HZ3_EXPORT void *operator new[](size_t bytes, const std::nothrow_t &) noexcept {
+HZ3_OPERATOR void *operator new[](size_t bytes, const std::nothrow_t &) noexcept {
   return or_slow_nothrow(new_fast(bytes), 1, bytes, HZ3_FROM_NEW_ARRAY);
 }
-HZ3_EXPORT void *operator new(size_t bytes, std::align_val_t align) {
+HZ3_OPERATOR void *operator new(size_t bytes, std::align_val_t align) {
   return or_slow(new_fast(align, bytes), size_t(align), bytes, HZ3_FROM_NEW);
 }
-HZ3_EXPORT void *operator new[](size_t bytes, std::align_val_t align) {
+HZ3_OPERATOR void *operator new[](size_t bytes, std::align_val_t align) {
   return or_slow(new_fast(align, bytes), size_t(align), bytes, HZ3_FROM_NEW_ARRAY);
 }
-HZ3_EXPORT void *operator new(size_t bytes, std::align_val_t align, const std::nothrow_t &) noexcept {
+HZ3_OPERATOR void *operator new(size_t bytes, std::align_val_t align, const std::nothrow_t &) noexcept {
   return or_slow_nothrow(new_fast(align, bytes), size_t(align), bytes, HZ3_FROM_NEW);
 }
-HZ3_EXPORT void *operator new[](size_t bytes, std::align_val_t align, const std::nothrow_t &) noexcept {
+HZ3_OPERATOR void *operator new[](size_t bytes, std::align_val_t align, const std::nothrow_t &) noexcept {
   return or_slow_nothrow(new_fast(align, bytes), size_t(align), bytes, HZ3_FROM_NEW_ARRAY);
 }
 
-HZ3_EXPORT void operator delete(void *p) noexcept { release(p, HZ3_FROM_NEW, HZ3_UNSAID, 1); }
-HZ3_EXPORT void operator delete[](void *p) noexcept { release(p, HZ3_FROM_NEW_ARRAY, HZ3_UNSAID, 1); }
-HZ3_EXPORT void operator delete(void *p, const std::nothrow_t &) noexcept { release(p, HZ3_FROM_NEW, HZ3_UNSAID, 1); }
-HZ3_EXPORT void operator delete[](void *p, const std::nothrow_t &) noexcept {
+HZ3_OPERATOR void operator delete(void *p) noexcept { release(p, HZ3_FROM_NEW, HZ3_UNSAID, 1); }
+HZ3_OPERATOR void operator delete[](void *p) noexcept { release(p, HZ3_FROM_NEW_ARRAY, HZ3_UNSAID, 1); }
+HZ3_OPERATOR void operator delete(void *p, const std::nothrow_t &) noexcept { release(p, HZ3_FROM_NEW, HZ3_UNSAID, 1); }
+HZ3_OPERATOR void operator delete[](void *p, const std::nothrow_t &) noexcept {
   release(p, HZ3_FROM_NEW_ARRAY, HZ3_UNSAID, 1);
 }
-HZ3_EXPORT void operator delete(void *p, size_t bytes) noexcept { release(p, HZ3_FROM_NEW, bytes, 1); }
-HZ3_EXPORT void operator delete[](void *p, size_t bytes) noexcept { release(p, HZ3_FROM_NEW_ARRAY, bytes, 1); }
-HZ3_EXPORT void operator delete(void *p, std::align_val_t align) noexcept {
+HZ3_OPERATOR void operator delete(void *p, size_t bytes) noexcept { release(p, HZ3_FROM_NEW, bytes, 1); }
+HZ3_OPERATOR void operator delete[](void *p, size_t bytes) noexcept { release(p, HZ3_FROM_NEW_ARRAY, bytes, 1); }
+HZ3_OPERATOR void operator delete(void *p, std::align_val_t align) noexcept {
   release(p, HZ3_FROM_NEW, HZ3_UNSAID, size_t(align));
 }
-HZ3_EXPORT void operator delete[](void *p, std::align_val_t align) noexcept {
+HZ3_OPERATOR void operator delete[](void *p, std::align_val_t align) noexcept {
   release(p, HZ3_FROM_NEW_ARRAY, HZ3_UNSAID, size_t(align));
 }
-HZ3_EXPORT void operator delete(void *p, size_t bytes, std::align_val_t align) noexcept {
+HZ3_OPERATOR void operator delete(void *p, size_t bytes, std::align_val_t align) noexcept {
   release(p, HZ3_FROM_NEW, bytes, size_t(align));
 }
-HZ3_EXPORT void operator delete[](void *p, size_t bytes, std::align_val_t align) noexcept {
+HZ3_OPERATOR void operator delete[](void *p, size_t bytes, std::align_val_t align) noexcept {
   release(p, HZ3_FROM_NEW_ARRAY, bytes, size_t(align));
 }
-HZ3_EXPORT void operator delete(void *p, std::align_val_t align, const std::nothrow_t &) noexcept {
+HZ3_OPERATOR void operator delete(void *p, std::align_val_t align, const std::nothrow_t &) noexcept {
   release(p, HZ3_FROM_NEW, HZ3_UNSAID, size_t(align));
 }
-HZ3_EXPORT void operator delete[](void *p, std::align_val_t align, const std::nothrow_t &) noexcept {
+HZ3_OPERATOR void operator delete[](void *p, std::align_val_t align, const std::nothrow_t &) noexcept {
   release(p, HZ3_FROM_NEW_ARRAY, HZ3_UNSAID, size_t(align));
 }

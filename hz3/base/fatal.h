@@ -27,6 +27,7 @@ HZ3_BEGIN_DECLS
 #define HZ3_FATAL_SIZED_DELETE "sized free with a size that does not fit the block"
 #define HZ3_FATAL_ALIGNED_DELETE "free with another alignment than the block was allocated with"
 #define HZ3_FATAL_WRONG_DELETE "delete of a block from new[], or delete[] of a block from new"
+#define HZ3_FATAL_NO_RUNTIME "operator new without memory, and without a C++ runtime to throw bad_alloc; called from"
 #define HZ3_FATAL_CORRUPTED "the allocator's own records are damaged: a block in use was among the free ones"
 
 // Prints the line and aborts. `pointer` may be anything; `block_bytes` is N, 0 if it is not known. Async-signal-safe.

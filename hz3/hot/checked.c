@@ -4,7 +4,7 @@
 // Locks: one for large blocks held back, rank QUARANTINE, nothing else under it. A block's word needs none: it belongs to
 //   whoever owns the block, or is about to get it from the allocator.
 // Invariant: a block of B bytes is asked for with at most B - 1, so its last byte is always canary. Live: canary from the
-//   first byte that was not asked for. Free: zero for the first CLEARED_BYTES and 16 bytes in the middle, and {0, canary} in
+//   first byte that was not asked for, where canary_places says. Free: zero for the first CLEARED_BYTES and 16 bytes in the middle, and {0, canary} in
 //   its last 16 bytes.
 #include "hz3/hot/checked.h"
 
@@ -473,9 +473,9 @@ HZ3_INLINE void check_surroundings(const struct block *block, size_t asked, uint
 static void check_claim(const char *start, size_t bytes, uint32_t word, size_t asked, struct hz3_claim claim) {
   bool from_new = word_origin(word) != HZ3_FROM_MALLOC;
   if (from_new && claim.origin != HZ3_FROM_MALLOC && claim.origin != word_origin(word)) hz3_fatal(HZ3_FATAL_WRONG_DELETE, start, bytes);
-  if (claim.bytes != HZ3_UNSAID && claim.bytes != asked) hz3_fatal(HZ3_FATAL_SIZED_DELETE, start, bytes);
-  bool align_counts = claim.align != HZ3_UNSAID && (from_new || claim.origin == HZ3_FROM_MALLOC);
-  if (align_counts && claim.align != word_align(word)) hz3_fatal(HZ3_FATAL_ALIGNED_DELETE, start, bytes);
+  bool counts = from_new || claim.origin == HZ3_FROM_MALLOC;  // whoever replaces operator new rounds up and aligns as he likes
+  if (counts && claim.bytes != HZ3_UNSAID && claim.bytes != asked) hz3_fatal(HZ3_FATAL_SIZED_DELETE, start, bytes);
+  if (counts && claim.align != HZ3_UNSAID && claim.align != word_align(word)) hz3_fatal(HZ3_FATAL_ALIGNED_DELETE, start, bytes);
 }
 
 // A block on its way to the program. Its memory may be what another class left behind, if it was never used.
