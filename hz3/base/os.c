@@ -258,7 +258,9 @@ unsigned hz3_os_cpu(void) {
 }
 
 void hz3_os_await(const size_t *figure, size_t most, uint64_t most_ms) {
+  int saved = errno;
   for (uint64_t start = hz3_os_now_ms(); hz3_read_figure(figure) > most && hz3_os_now_ms() - start < most_ms;) sched_yield();
+  errno = saved;
 }
 
 void hz3_os_futex_wait(uint32_t *word, uint32_t expected) {

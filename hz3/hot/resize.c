@@ -60,7 +60,7 @@ static void *realloc_large(void *pointer, size_t bytes) {
   return fresh != NULL ? fresh : move(pointer, old_bytes, bytes);  // reclaims, and sets errno
 }
 
-// In place unless the block grows out of its class or would waste more than half of it.
+// In place unless the block grows out of its class or would waste more than half of it, and more than 64 bytes have.
 HZ3_INLINE void *realloc_in_class(void *pointer, unsigned c, size_t bytes) {
   size_t old_bytes = hz3_size_classes[c].bytes;
   if (bytes > old_bytes) return grow(pointer, old_bytes, bytes);
