@@ -6,6 +6,8 @@ import sys
 
 # Whoever ends it by a signal gets what is done, as after Ctrl-C.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
+# A character that the locale lacks is lost alone, not with the table and all that comes after it.
+sys.stdout.reconfigure(errors="replace")
 try:
     from bench.ssot.cli import main  # takes a second or more, in which Ctrl-C may come
 except KeyboardInterrupt:

@@ -129,7 +129,7 @@ def entry_aliases(library: Path) -> dict[str, str]:
 
 def libc_path() -> Path:
     """The C library that this process runs on."""
-    maps = Path("/proc/self/maps").read_text().splitlines()
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     return Path(next(line.split()[-1] for line in maps if "/libc.so" in line or "/libc-" in line))
 
 
@@ -153,7 +153,7 @@ def callgrind(program: str, arguments: list[str], allocator: Allocator) -> Profi
         )
         if done.returncode != 0 or not out.exists():
             return Profile(error=f"exit status {done.returncode}: {reason(done.stderr)}")
-        profile = parse_callgrind(out.read_text(), str(binary), library,
+        profile = parse_callgrind(out.read_text(encoding="utf-8"), str(binary), library,
                                   entry_aliases(Path(library)))
     if not profile.entry:
         profile.error = "never called: the preload did not take effect"

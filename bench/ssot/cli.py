@@ -250,13 +250,13 @@ def finish(session: Session, more: list[dict], gates: list[gate.Gate]) -> int:
     """Writes every file of the folder, prints the table; status 1 when a cell failed."""
     result = results.build(session, more)
     results.write(session.folder, result)
-    report.write(session.folder, result)
     terminal.print_result(result)
     subjects = results.named(result, allocators.SUBJECT) if not session.interrupted else []
     verdicts = [gate.check(g, subject, result) for g in gates for subject in subjects]
     for passed, text in verdicts:
         word = "[green]GO[/]" if passed else "[red]NO-GO[/]"
         terminal.console.print(f"{word} {text}", highlight=False)
+    report.write(session.folder, result)  # last: where it fails, what was measured has been seen
     if session.interrupted:
         terminal.console.print(f"interrupted; continue with --resume {session.folder}")
     terminal.console.print(f"results: {session.folder}/report.html", highlight=False, soft_wrap=True)

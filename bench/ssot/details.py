@@ -70,7 +70,7 @@ def _memory(case: Case, size: str, allocator: Allocator) -> dict:
 
 def syscalls(case: Case, size: str, allocator: Allocator) -> dict:
     """System calls by name of one run, threads included."""
-    with tempfile.NamedTemporaryFile("r", suffix=".strace") as table:
+    with tempfile.NamedTemporaryFile("r", suffix=".strace", encoding="utf-8") as table:
         settings = [w for k, v in allocator.child_env().items() for w in ("-E", f"{k}={v}")]
         strace = [str(shutil.which("strace")), "-f", "-c", "-o", table.name, *settings]
         program = [str(places.built(f"bench/workloads/{case.program}")), *case.args(size)]
@@ -129,7 +129,7 @@ def run(session: Session, pattern: str, say: Callable[[str], None]) -> list[dict
         detail = {"kind": kind, "case": case.name, "allocator": allocator.name}
         detail |= MEASURES[kind](case, size, allocator)
         done.append(detail)
-        with file.open("a") as f:
+        with file.open("a", encoding="utf-8") as f:
             f.write(json.dumps(detail) + "\n")
 
     try:

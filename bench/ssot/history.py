@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         changed=changed_cases(found),
     )
     target = options.dir / "history.html"
-    target.write_text(page)
+    target.write_text(page, encoding="utf-8")
     terminal.console.print(f"{terminal.counted(len(found), 'result')}, "
                            f"{terminal.counted(sum(map(len, changes.values())), 'level shift')} "
                            f"of geometric means: {target}", highlight=False, soft_wrap=True)

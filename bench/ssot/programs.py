@@ -51,7 +51,8 @@ def _sqlite(size: int) -> list[str]:
             "SELECT count(*), sum(length(c)) FROM t WHERE b BETWEEN 1000 AND 50000;\n"
             "SELECT max(s) FROM (SELECT group_concat(c) AS s FROM t GROUP BY b%997);\n"
             "UPDATE t SET c = c || upper(c) WHERE b%3 = 0;\n"
-            "SELECT count(DISTINCT substr(c, 1, 9)) FROM t;\nDELETE FROM t WHERE b%2;\n"
+            "SELECT count(DISTINCT substr(c, 1, 9)) FROM t;\nDELETE FROM t WHERE b%2;\n",
+            encoding="utf-8",
         )
     return [str(shutil.which("sqlite3")), ":memory:", f".read {script}"]
 
@@ -74,7 +75,7 @@ assert len(words) == SIZE and len(lines) == SIZE + 1
 
 def _python(size: int) -> list[str]:
     script = _folder() / f"work{size}.py"
-    script.write_text(_PYTHON.replace("SIZE", str(size)))
+    script.write_text(_PYTHON.replace("SIZE", str(size)), encoding="utf-8")
     # The interpreter itself: a shim or a virtual environment would add processes of its own.
     return ["/usr/bin/python3", "-I", "-S", str(script)]
 
@@ -86,7 +87,7 @@ def _gcc(size: int) -> list[str]:
             f"int f{i}(struct s *p, int k) {{ int r = {i}; while (p) {{ r += p->a * k - p->b / {i + 1};"
             f" if (r & {i % 31 + 1}) p = p->n; else r ^= f{max(0, i - 1)}(p->n, r % 7); "
             f"if (r > {i}) break; }} return r; }}\n" for i in range(size)
-        ))
+        ), encoding="utf-8")
     return [str(shutil.which("gcc")), "-O1", "-c", str(source), "-o", str(_folder() / "large.o")]
 
 

@@ -49,6 +49,6 @@ def run(options: argparse.Namespace) -> int:
     if taken:
         raise UserError(f"{taken[0].name} exists: take another --id, or --force for the same title")
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(report.record(result, options, folder.resolve().name))
+    target.write_text(report.record(result, options, folder.resolve().name), encoding="utf-8")
     terminal.console.print(f"wrote {target.relative_to(places.ROOT)}", highlight=False)
     return 0

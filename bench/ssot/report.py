@@ -87,10 +87,10 @@ def write(folder: Path, result: dict) -> None:
     }
     pictures = {name: Markup(svg) for name, svg in drawn.items()}
     page = render("report.html.j2", forests=forests, **pictures, **values)
-    (folder / "report.html").write_text(page)
+    (folder / "report.html").write_text(page, encoding="utf-8")
     for name in (n for n in IN_DOCUMENTS if drawn[n]):
-        (folder / f"{name}.svg").write_text(_as_file(drawn[name]))
-    (folder / "report.md").write_text(render("report.md.j2", **values))
+        (folder / f"{name}.svg").write_text(_as_file(drawn[name]), encoding="utf-8")
+    (folder / "report.md").write_text(render("report.md.j2", **values), encoding="utf-8")
 
 
 def record(result: dict, options, folder: str) -> str:

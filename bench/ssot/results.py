@@ -221,11 +221,11 @@ TSV_COLUMNS = (
 
 def write(folder: Path, result: dict) -> None:
     """Writes results.json and results.tsv into the folder."""
-    (folder / "results.json").write_text(json.dumps(result, indent=1) + "\n")
+    (folder / "results.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     rows = ["\t".join(TSV_COLUMNS)]
     for cell in result["cells"]:
         rows.append("\t".join(_tsv(cell.get(column, "")) for column in TSV_COLUMNS))
-    (folder / "results.tsv").write_text("\n".join(rows) + "\n")
+    (folder / "results.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 def _tsv(value) -> str:
@@ -236,7 +236,7 @@ def read(folder: Path) -> dict:
     """results.json of a folder, its schema checked."""
     file = folder / "results.json" if folder.is_dir() else folder
     try:
-        result = json.loads(file.read_text())
+        result = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise UserError(f"{file} is not a result of this tool: {e}") from e
     if result.get("schema") != SCHEMA:
@@ -247,6 +247,6 @@ def read(folder: Path) -> dict:
 def planned_seed(folder: Path) -> int:
     """The order seed of an interrupted session."""
     try:
-        return json.loads((folder / "plan.json").read_text())["plan"]["seed"]
+        return json.loads((folder / "plan.json").read_text(encoding="utf-8"))["plan"]["seed"]
     except (OSError, ValueError, KeyError) as e:
         raise UserError(f"--resume {folder}: no plan.json of this tool in there") from e

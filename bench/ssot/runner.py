@@ -89,7 +89,7 @@ def launch(
     """Runs a command through launch.c: (output, accounting, RSS trace, error or '')."""
     settings = [f"{k}={v}" for k, v in allocator.child_env().items()]
     # A pipe, which is read when all is over, would be full after minutes of samples.
-    with os.fdopen(os.memfd_create("report")) as report:
+    with os.fdopen(os.memfd_create("report"), encoding="utf-8") as report:
         process = subprocess.Popen(
             [str(places.built("bench/launch")), str(report.fileno()), allocator.path or "-"]
             + [str(sample_ms), *settings, "--", *command],
@@ -97,7 +97,7 @@ def launch(
             pass_fds=[report.fileno()],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
             errors="replace",
             start_new_session=True,
             cwd=cwd,
@@ -212,10 +212,10 @@ class Plan:
 def stored(file: Path) -> list[dict]:
     """What was appended to a file, a line each; none if it is not there. A last line that a full disk
     or a power failure cut short is cut off, so that the next one starts a line of its own."""
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
-        file.write_text("".join(lines))
+        file.write_text("".join(lines), encoding="utf-8")
     return [json.loads(line) for line in lines]
 
 
@@ -233,13 +233,14 @@ class Session:
         """Writes the plan of a new session, or loads the samples of a resumed one."""
         plan_file = self.folder / "plan.json"
         if resume:
-            if json.loads(plan_file.read_text())["plan"] != self.plan.fingerprint():
+            if json.loads(plan_file.read_text(encoding="utf-8"))["plan"] != self.plan.fingerprint():
                 raise UserError("--resume: libraries or options changed; start a new run instead")
             for sample in stored(self.folder / "samples.jsonl"):
                 self._take(Sample(**sample))
         else:
             plan_file.write_text(
-                json.dumps({"plan": self.plan.fingerprint(), "facts": self.facts}, indent=1)
+                json.dumps({"plan": self.plan.fingerprint(), "facts": self.facts}, indent=1),
+                encoding="utf-8",
             )
 
     def _take(self, sample: Sample) -> None:
@@ -252,13 +253,13 @@ class Session:
         self._take(sample)
         log = self.folder / "logs" / f"{allocator.name}__{case.name.replace('/', '-')}.log"
         if not log.exists():
-            log.write_text(self.header(case, allocator) + "\n")
-        with log.open("a") as f:
+            log.write_text(self.header(case, allocator) + "\n", encoding="utf-8")
+        with log.open("a", encoding="utf-8") as f:
             f.write(f"# round={sample.round}{' FAILED: ' + sample.error if sample.error else ''}\n")
             f.write(sample.output.rstrip("\n") + "\n")
         stored = asdict(sample)
         stored["output"] = ""  # the log has it
-        with (self.folder / "samples.jsonl").open("a") as f:
+        with (self.folder / "samples.jsonl").open("a", encoding="utf-8") as f:
             f.write(json.dumps(stored) + "\n")
 
     def header(self, case: Case, allocator: Allocator) -> str:

@@ -119,13 +119,13 @@ def _measure(options: argparse.Namespace, all_: list[Allocator]) -> dict[str, Cu
 
 def write(folder: Path, curves: dict[str, Curve], limit: float, about: str) -> list[Step]:
     """sweep.tsv and sweep.html; returns the steps."""
-    classes, boxes = borders((places.ROOT / SIZE_CLASSES).read_text())
+    classes, boxes = borders((places.ROOT / SIZE_CLASSES).read_text(encoding="utf-8"))
     found = [s for name, curve in curves.items() for s in steps(name, curve, limit, classes, boxes)]
     rows = [f"{size}\t{name}\t{ns:.2f}" for name, curve in curves.items() for size, ns in curve.items()]
-    (folder / "sweep.tsv").write_text("\n".join(["bytes\tallocator\tns_per_pair", *rows]) + "\n")
+    (folder / "sweep.tsv").write_text("\n".join(["bytes\tallocator\tns_per_pair", *rows]) + "\n", encoding="utf-8")
     page = report.render("sweep.html.j2", about=about, limit=limit, steps=found,
                          svg=Markup(plots.sweep(curves, classes, boxes, found)))
-    (folder / "sweep.html").write_text(page)
+    (folder / "sweep.html").write_text(page, encoding="utf-8")
     return found
 
 

@@ -407,6 +407,24 @@ class CommandLine(unittest.TestCase):
                 "--rounds", "5", "--allow-busy", "--out", folder, "--gate", "tiny>=+900%")
             self.assertEqual(status, gate.NO_GO, out)
 
+    def test_a_locale_of_few_characters_loses_neither_files_nor_tables(self):
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+            library, here = ["--lib", f"mine={PLANTED}", "--peers", "system"], str(places.ROOT)
+            for root, *arguments in (
+                [here, "--quick", "--filter", "^tiny$", "--rounds", "1", "--allow-busy", "--out", folder, *library],
+                [here, "sweep", "--min", "1000", "--max", "1010", "--runs", "1", "--out", f"{folder}/sweep", *library],
+                [here, "contention", "--cores", "4", "--ns", "20", "--objects", "62"],
+                [folder, "history", folder],
+                [folder, "record", "--id", "0001", "--title", "t", "--question", "q", "--predicted", "p",
+                 "--decision", "d"],
+            ):
+                done = subprocess.run(
+                    [sys.executable, "-m", "bench.ssot", *arguments], capture_output=True, text=True, check=False,
+                    env={**environment, "BUILD_WORKSPACE_DIRECTORY": root})
+                self.assertEqual((done.returncode, done.stderr), (0, ""), arguments)
+            self.assertIn("÷", next(Path(folder).glob("hz3*/report.md")).read_text(encoding="utf-8"))
+
     def test_an_interrupt_while_timing_leaves_a_whole_folder_and_says_how_to_go_on(self):
         heed_interrupts(self)
         step = terminal.RoundProgress._step

@@ -314,6 +314,14 @@ class Tables(unittest.TestCase):
             lines = re.findall(r"^((?:NO-)?GO) .*: (\S+) against tcmalloc: ", capture.get(), re.M)
             self.assertEqual(lines, [("GO", "hz3-fast"), ("NO-GO" if status else "GO", "hz3-scale")])
 
+    def test_a_report_that_fails_takes_neither_table_nor_gates_along(self):
+        session = fixture.session(self.folder / "a", limit=2)
+        with (mock.patch.object(report, "write", side_effect=RuntimeError), self.assertRaises(RuntimeError),
+              terminal.console.capture() as capture):
+            cli.finish(session, [], gate.parse("tcmalloc@all>=-1%"))
+        self.assertIn("A/A control", capture.get())
+        self.assertIn("GO tcmalloc@all>=-1%", capture.get())
+
     def shown(self, result: dict) -> dict[str, str]:
         """What the user reads, by place."""
         report.write(self.folder, result)
