@@ -18,6 +18,8 @@ from bench.ssot import places
 from bench.ssot.errors import UserError
 from bench.ssot.machine import glibc_version
 
+# The name becomes part of file names, and of text in which brackets are markup.
+_LIB = re.compile(r"(?P<name>[\w.+-]+)=(?P<path>.+)")
 SUBJECT, PEER, CONTROL, FLOOR = "subject", "peer", "control", "floor"
 BASE_ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C", "HOME": "/nonexistent"}
 
@@ -183,10 +185,10 @@ def subjects(libs: list[str], lane_spec: str) -> list[Allocator]:
         return lanes(lane_spec)
     found = []
     for text in libs:
-        name, equals, path = text.partition("=")
-        if not equals or not name or not path:
-            raise UserError(f"--lib '{text}': write --lib name=/path/to/library.so")
-        found.append(load(name, path, SUBJECT))
+        match = _LIB.fullmatch(text)
+        if not match:
+            raise UserError(f"--lib '{text}': write --lib name=/path/to/library.so, the name of letters, digits, _ . + -")
+        found.append(load(match["name"], match["path"], SUBJECT))
     return found
 
 

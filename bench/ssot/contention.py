@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import math
 import random
 from dataclasses import dataclass, replace
 
@@ -181,13 +182,13 @@ def _bounds(machine: Machine) -> str:
     return f"{100 * lost(replace(machine, held=True)):.1f}–{100 * lost(machine):.1f}"
 
 
-def _numbers(text: str) -> list[float]:
+def _numbers(text: str, kind: type = float) -> list:
     try:
-        found = [float(t) for t in text.split(",")]
+        found = [kind(t) for t in text.split(",")]
     except ValueError as e:
-        raise UserError(f"'{text}': write numbers, as in 16,64") from e
-    if min(found) <= 0:
-        raise UserError(f"'{text}': numbers above 0")
+        raise UserError(f"'{text}': write {'whole ' if kind is int else ''}numbers, as in 16,64") from e
+    if not all(0 < number < math.inf for number in found):  # nan is neither
+        raise UserError(f"'{text}': write numbers above 0, as in 16,64")
     return found
 
 
@@ -198,13 +199,13 @@ def run(options: argparse.Namespace) -> int:
     table = Table(title="per cent of time in the depot, modelled: lower–upper bound")
     for heading in ("transfer ns", "ns per op", "objects", "depot", "no contention"):
         table.add_column(heading, justify="left" if heading == "depot" else "right")
-    cores = [int(c) for c in _numbers(options.cores)]
+    cores = _numbers(options.cores, int)
     for count in cores:
         table.add_column(f"{count} cores", justify="right")
     for transfer in _numbers(options.transfer):
         for op_ns in _numbers(options.ns):
-            for objects in _numbers(options.objects):
-                one = Machine(1, 1, op_ns, int(objects), options.exchange, transfer)
+            for objects in _numbers(options.objects, int):
+                one = Machine(1, 1, op_ns, objects, options.exchange, transfer)
                 free = f"{100 * without_contention(one):.1f}"
                 for layout in LAYOUTS:
                     row = [_bounds(_laid_out(one, layout, count, options)) for count in cores]

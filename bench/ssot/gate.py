@@ -15,7 +15,7 @@ from bench.ssot import results, stats, terminal
 from bench.ssot.allocators import PEER
 from bench.ssot.errors import UserError
 
-_GATE = re.compile(r"^(?:(?P<peer>[\w.:=+-]+)@)?(?P<cases>[^<>]+?)(?P<op>>=|<=)(?P<percent>[+-]?[\d.]+)%$")
+_GATE = re.compile(r"^(?:(?P<peer>[\w.:=+-]+)@)?(?P<cases>[^<>]+?)(?P<op>>=|<=)(?P<percent>[+-]?(?:\d+\.?\d*|\.\d+))%$")
 NO_GO = 3  # exit status
 
 

@@ -41,8 +41,11 @@ def writable(folder: Path) -> Path:
 
 
 def git(*arguments: str, cwd: Path = ROOT) -> str:
-    """Output of a git command in the checkout, or an empty string when git fails."""
-    done = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    """Output of a git command in the checkout, or an empty string when git fails or is not there."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
     return done.stdout.strip() if done.returncode == 0 else ""
 
 

@@ -22,6 +22,9 @@ from bench.ssot.registry import Case
 from bench.ssot.runner import WARM_UP, Session
 
 SCHEMA = "hz3.ssot/1"
+KEYS = frozenset(
+    "facts plan allocators cases cells comparisons geometric_means control_verdict details samples".split()
+)  # of a result, which what reads it relies on
 NOT_REACHED = "not reached"  # the error of a cell that an interrupted run has no number for
 
 
@@ -233,20 +236,30 @@ def _tsv(value) -> str:
 
 
 def read(folder: Path) -> dict:
-    """results.json of a folder, its schema checked."""
+    """results.json of a folder, its schema and keys checked."""
     file = folder / "results.json" if folder.is_dir() else folder
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
+        why = _why_no_result(result)
     except (OSError, ValueError) as e:
-        raise UserError(f"{file} is not a result of this tool: {e}") from e
-    if result.get("schema") != SCHEMA:
-        raise UserError(f"{file} has schema {result.get('schema')}, this tool reads {SCHEMA}")
+        why = str(e)
+    if why:
+        raise UserError(f"{file} is not a result of this tool ({why}): name the folder that a run has left behind")
     return result
+
+
+def _why_no_result(content) -> str:
+    if not isinstance(content, dict) or "schema" not in content:
+        return "without a schema"
+    if content["schema"] != SCHEMA:
+        return f"of schema {content['schema']}, this tool reads {SCHEMA}"
+    missing = sorted(KEYS - content.keys())
+    return f"without '{missing[0]}'" if missing else ""
 
 
 def planned_seed(folder: Path) -> int:
     """The order seed of an interrupted session."""
     try:
         return json.loads((folder / "plan.json").read_text(encoding="utf-8"))["plan"]["seed"]
-    except (OSError, ValueError, KeyError) as e:
+    except (OSError, ValueError, KeyError, TypeError) as e:
         raise UserError(f"--resume {folder}: no plan.json of this tool in there") from e

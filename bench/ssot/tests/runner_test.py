@@ -271,10 +271,14 @@ class CommandLine(unittest.TestCase):
         for arguments, words in (
             (["--lib", "x=/no/such.so"], "not found"),
             (["--lib", "x"], "write --lib name="),
+            (["--lib", f"my/lib={PLANTED}"], "write --lib name="),
+            (["--lib", f"my[red]={PLANTED}"], "write --lib name="),
             (["--filter", "nosuchcase", "--lib", f"x={PLANTED}"], "unknown case"),
             (["--filter", "(", "--lib", f"x={PLANTED}"], "not a regular expression"),
             (["--peers", "nosuchpeer", "--lib", f"x={PLANTED}"], "unknown peer"),
             (["--gate", "guard"], "write it like"),
+            (["--gate", "guard>=1.2.3%"], "write it like"),
+            (["--gate", "guard>=.%"], "write it like"),
             (["--gate", "nosuch>=1%", "--lib", f"x={PLANTED}", "--peers", "system"], "matches no case"),
             (["--rounds", "0", "--lib", f"x={PLANTED}"], "at least 1"),
             (["--rounds", "-3", "--lib", f"x={PLANTED}"], "at least 1"),
@@ -285,6 +289,11 @@ class CommandLine(unittest.TestCase):
             (["--list", "--threads", "77"], "no selected case has 77 threads"),
             (["explain", "nosuchcase"], "unknown case"),
             (["history", "/nonexistent"], "no hz3_ssot_*/results.json"),
+            (["contention", "--cores", "0.5"], "whole numbers"),
+            (["contention", "--cores", "nan"], "whole numbers"),
+            (["contention", "--objects", "0.2"], "whole numbers"),
+            (["contention", "--ns", "nan"], "numbers above 0"),
+            (["contention", "--transfer", "inf"], "numbers above 0"),
             (["sweep", "--lib", f"x={PLANTED}", "--min", "9", "--max", "8"], "at least --min"),
         ):
             status, _, err = self.tool(*arguments)

@@ -2,6 +2,8 @@
 """Parsers, gates, registry, comparison, history and records, on given text and invented results."""
 
 import argparse
+import json
+import os
 import re
 import tempfile
 import unittest
@@ -280,7 +282,7 @@ class Tables(unittest.TestCase):
         result = self.made("a", limit=None)
         for text, expected in (
             ("guard>=+5%", True), ("guard>=+15%", False), ("system@all>=+100%", True),
-            ("tiny<=+5%", False),
+            ("tiny<=+5%", False), ("tiny>=.5%", True), ("tiny>=5.%", True),
         ):
             (parsed,) = gate.parse(text)
             self.assertEqual(gate.check(parsed, "hz3-fast", result)[0], expected, text)
@@ -454,6 +456,21 @@ class Tables(unittest.TestCase):
         file.write_text(file.read_text().replace(results.SCHEMA, "hz3.ssot/0"))
         with self.assertRaisesRegex(UserError, "schema"):
             results.read(self.folder / "a")
+
+    def test_files_that_are_no_results_are_refused(self):
+        file = self.folder / "results.json"
+        for text, words in (("[]", "without a schema"), ("{}", "without a schema"), ("{", "Expecting"),
+                            (json.dumps({"schema": results.SCHEMA}), "without 'allocators'")):
+            file.write_text(text)
+            with self.assertRaisesRegex(UserError, f"not a result of this tool .*{words}"):
+                results.read(file)
+        (self.folder / "plan.json").write_text("[]")
+        with self.assertRaisesRegex(UserError, "no plan.json of this tool"):
+            results.planned_seed(self.folder)
+
+    def test_without_git_there_is_no_revision(self):
+        with mock.patch.dict(os.environ, PATH="/nonexistent"):
+            self.assertEqual(places.git("rev-parse", "HEAD"), "")
 
 
 if __name__ == "__main__":
