@@ -87,7 +87,8 @@ def _parser() -> argparse.ArgumentParser:
                    help="hz3 with this build setting against hz3 without, or rev=OLD[..NEW]; "
                    "other peers only if named")
     p.add_argument("--gate", default="", metavar="'guard>=-1%'",
-                   help="bounds on geometric means over matching cases; exit status 3 if broken")
+                   help="bounds on geometric means over matching cases; exit status 3 if broken. "
+                   "A gate does not know how certain a mean is: leave a margin for noise")
     p.add_argument("--no-control", action="store_true", help="leave the A/A control out")
     p.add_argument("--no-details", action="store_true",
                    help="leave the separate latency, memory and syscall runs out")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """GO/NO-GO conditions from the command line: --gate 'guard>=-1%,main>=+3%'. Every subject has to meet them.
+The geometric mean decides as it is: how certain it is, a gate does not know.
 
 Called by: cli. Owns: nothing.
 """
@@ -69,7 +70,8 @@ def refuse_unmatched(gates: list[Gate], cases: list[str], peers: list[str]) -> N
 
 
 def check(gate: Gate, subject: str, result: dict) -> tuple[bool, str]:
-    """(passed, one line of explanation). A failed cell among the cases fails the gate."""
+    """(passed, one line of explanation). A failed cell among the cases fails the gate, and so does a run that
+    finds the first subject different from itself."""
     peer = gate.peer or default_peer(results.named(result, PEER))
     about = f"{gate.text}: {subject} against {peer}"
     found = [
@@ -84,6 +86,9 @@ def check(gate: Gate, subject: str, result: dict) -> tuple[bool, str]:
     ]
     if failed:
         return False, f"{about}: {failed[0]} failed"
+    if result["control_verdict"] == "DIFFERENT":
+        return False, (f"{about}: the A/A control reads DIFFERENT, so this run is not to be trusted: "
+                       "measure again on a quieter machine")
     few = [c["case"] for c in found if c["verdict"] == "FEW"]
     if few:
         return False, (f"{about}: {few[0]} has fewer than {stats.MIN_PAIRS} pairs, which decide "

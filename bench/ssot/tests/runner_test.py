@@ -403,7 +403,7 @@ class CommandLine(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             status, out, err = self.tool(
                 "--lib", f"mine={PLANTED}", "--peers", "system", "--quick", "--filter", "^tiny$",
-                "--rounds", "5", "--allow-busy", "--out", folder, "--gate", "tiny>=-99%", "--seed", "0")
+                "--rounds", "5", "--allow-busy", "--out", folder, "--gate", "tiny>=-99%", "--seed", "0", "--no-control")
             self.assertEqual(status, 0, out + err)
             self.assertIn("order seed 0,", out)
             self.assertIn("GO tiny>=-99%", out)

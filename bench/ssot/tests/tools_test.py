@@ -294,6 +294,13 @@ class Tables(unittest.TestCase):
             self.assertEqual(passed, expected, text)
             self.assertEqual("has fewer than 5 pairs" in text, not expected)
 
+    def test_a_gate_is_broken_where_the_control_is(self):
+        session = fixture.session(self.folder / "a", limit=2, speed={"hz3-fast=again": 0.9})
+        with terminal.console.capture() as capture:
+            self.assertEqual(cli.finish(session, [], gate.parse("tcmalloc@all>=-1%")), gate.NO_GO)
+        self.assertEqual(capture.get().count("the A/A control reads DIFFERENT"), 2)
+        self.assertEqual(cli.finish(session, [], []), 0)
+
     def test_a_gate_that_nothing_could_meet_is_refused_before_the_measurement(self):
         for text, peers, words in (
             ("guard>=1%", [], "add --peers"), ("nosuch>=1%", ["system"], "matches no case"),
