@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from bench.ssot import plots, results
 from bench.ssot.allocators import PEER
-from bench.ssot.terminal import counted, si
+from bench.ssot.terminal import alloc_ns, counted, scatter, si
 
 IN_DOCUMENTS = ("scatter", "heat_map")  # also written as files: all allocators, all cases
 
@@ -27,6 +27,8 @@ _environment = jinja2.Environment(
 )
 _environment.filters["si"] = si
 _environment.filters["counted"] = counted
+_environment.filters["alloc_ns"] = alloc_ns
+_environment.filters["scatter"] = scatter
 _environment.filters["mib"] = lambda kib: "–" if kib is None else f"{kib / 1024:.1f}"
 
 

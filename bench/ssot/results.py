@@ -49,7 +49,8 @@ def _cell(session: Session, case: Case, allocator: str, floor_ns: float | None) 
     rates = list(rounds.values())
     ns = 1e9 / float(np.median(rates))
     cell["rate"] = float(np.median(rates))
-    cell["cv"] = stats.cv(rates)
+    if len(rates) > 1:
+        cell["cv"] = stats.cv(rates)
     cell["noisy"] = stats.noisy(rates)
     if case.metric == "ops/s":
         cell["ns_per_op"] = ns

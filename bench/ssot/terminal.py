@@ -72,6 +72,19 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def alloc_ns(cell: dict) -> str:
+    """Nanoseconds per op without those of the floor; '12.3 whole' where no floor was measured, '–' where no
+    ops are counted."""
+    if "allocator_ns_per_op" in cell:
+        return f"{cell['allocator_ns_per_op']:.1f}"
+    return f"{cell['ns_per_op']:.1f} whole" if "ns_per_op" in cell else "–"
+
+
+def scatter(cell: dict) -> str:
+    """The coefficient of variation in per cent; '–' for a single run, which has none."""
+    return f"{100 * cell['cv']:.1f} %{' noisy' if cell['noisy'] else ''}" if "cv" in cell else "–"
+
+
 def _verdict(comparison: dict | None, intervals: bool) -> str:
     if comparison is None:
         return "[dim]-[/]"
@@ -94,13 +107,12 @@ def print_result(result: dict) -> None:
         table.add_column(f"vs {peer}", no_wrap=True)
     for row in rows:
         cell = row["cell"]
-        own = cell.get("allocator_ns_per_op", cell.get("ns_per_op"))
         table.add_row(
             cell["case"],
             cell["allocator"],
             si(cell["rate"]) + "/s",
-            "-" if own is None else f"{own:.1f}",
-            f"[red]{cell['cv']:.1%} noisy[/]" if cell["noisy"] else f"{cell['cv']:.1%}",
+            alloc_ns(cell),
+            f"[red]{scatter(cell)}[/]" if cell["noisy"] else scatter(cell),
             f"{cell['peak_rss_kib'] / 1024:.1f}",
             *(_verdict(row["against"].get(p), len(peers) <= 3) for p in peers),
         )

@@ -366,6 +366,26 @@ class Tables(unittest.TestCase):
         self.assertIn("0 tie<", shown["report.html"])
         self.assertIn("8 with few pairs", shown["report.html"])
 
+    def test_what_has_no_number_is_a_dash_and_a_whole_time_is_marked(self):
+        result = self.made("a", rounds=1, limit=3)
+        result["cells"] = cells = [c for c in result["cells"] if c["allocator"] == "hz3-fast"]
+        del cells[0]["ns_per_op"]  # as of a real program, which is timed as a whole
+        cells[1]["allocator_ns_per_op"] = 7.5
+        for d in result["details"]:
+            d["error"] = "exit status 1" if d["allocator"] == "tcmalloc" else ""
+        shown = self.shown(result)
+        for place, between in (("terminal", r" +│ +"), ("report.md", r" \| "), ("report.html", r"</td>\s*<td[^>]*>")):
+            for cell, own in zip(cells, ("–", r"7\.5", r"\d+\.\d whole")):
+                row = between.join([cell["case"], "hz3-fast", r"[\d.M]+(?:/s)?", own, "–"])
+                self.assertRegex(shown[place], row, place)
+        self.assertRegex(shown["report.html"], r">madvise</td><td>1</td><td>1</td><td>900</td><td>–</td>")
+
+    def test_a_cell_of_several_runs_has_its_scatter(self):
+        result = self.made("a", rounds=3, limit=1)
+        result["cells"][0].update(cv=0.123, noisy=True)
+        for place in ("terminal", "report.md", "report.html"):
+            self.assertIn("12.3 % noisy", self.shown(result)[place], place)
+
     def test_the_spread_of_a_mean_has_its_name_and_needs_five_cases(self):
         spread = r"spread over the cases \d\.\d{3}–"
         column = r"\| hz3-fast ÷ system \| \d \| [\d.]+ \| \d\.\d{3}–"
