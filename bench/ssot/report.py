@@ -55,6 +55,7 @@ def _values(result: dict) -> dict:
         "rows": results.rows(result),
         "summary": results.summary(result),
         "standings": results.standings(result),
+        "foreign": results.foreign_cpus(result),
         "peers": results.named(result, PEER),
         "compared": [a for a in result["allocators"] if a["role"] in ("subject", "peer")],
         "settle": _details(result, "settle"),

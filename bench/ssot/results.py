@@ -133,6 +133,18 @@ def control_verdict(control: list[stats.Comparison]) -> str:
     return "TIE" if all(c.verdict == "TIE" for c in judged) else "DIFFERENT"
 
 
+def foreign_cpus(result: dict) -> float | None:
+    """Processors' worth of work that others did in the busiest round; None where nobody looked. Of a round, not
+    of a run: the kernel counts in ticks, which of a short run are more than what they are to measure."""
+    used: dict[int, float] = defaultdict(float)
+    wall: dict[int, float] = defaultdict(float)
+    for s in result["samples"]:
+        if s["round"] != WARM_UP and {"foreign_cpu_s", "wall_s"} <= s["resources"].keys():
+            used[s["round"]] += s["resources"]["foreign_cpu_s"]
+            wall[s["round"]] += s["resources"]["wall_s"]
+    return max((used[number] / wall[number] for number in used), default=None)
+
+
 def rows(result: dict) -> list[dict]:
     """One row per case and subject with a number, the worst ratio first; `against` is by peer."""
     against: dict[tuple[str, str], dict[str, dict]] = {}

@@ -148,6 +148,8 @@ def _print_footer(result: dict, subjects: list[str]) -> None:
         console.print(
             f"A/A control ({subjects[0]} against itself): [{style}]{result['control_verdict']}[/]"
         )
+    if (foreign := results.foreign_cpus(result)) is not None:
+        console.print(f"others used {foreign:.2f} processors in the busiest round", highlight=False)
     for a in result["allocators"]:
         if a["note"]:
             console.print(f"[dim]{a['name']} {a['note']}[/]")

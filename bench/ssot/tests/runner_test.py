@@ -366,9 +366,14 @@ class CommandLine(unittest.TestCase):
         self.assertRegex(err, "^ssot: no room left for results .*--out\n$")
 
     def test_a_busy_machine_is_an_error_that_says_what_to_do(self):
-        with mock.patch.object(machine, "foreign_load", lambda: 0.7):
-            with self.assertRaisesRegex(UserError, "stop other work or pass --allow-busy"):
+        with mock.patch.object(machine, "foreign_load", lambda: 0.7), mock.patch.object(os, "cpu_count", lambda: 2):
+            with self.assertRaisesRegex(UserError, "0.08 are allowed.*stop other work or pass --allow-busy"):
                 machine.check_quiet(patience_s=0)
+
+    def test_how_busy_is_too_busy_depends_on_the_processors(self):
+        with mock.patch.object(machine, "foreign_load", lambda: 0.7), mock.patch.object(os, "cpu_count", lambda: 64):
+            with mock.patch.object(machine, "spin_spread", lambda: 0.0):
+                self.assertEqual(machine.check_quiet(patience_s=0)["foreign_cpus"], 0.7)
 
     def test_every_command_has_help_with_an_example(self):
         for command in ([], ["compare"], ["history"], ["explain"], ["record"], ["attribute"],

@@ -298,8 +298,8 @@ class Tables(unittest.TestCase):
         session = fixture.session(self.folder / "a", limit=2, speed={"hz3-fast=again": 0.9})
         with terminal.console.capture() as capture:
             self.assertEqual(cli.finish(session, [], gate.parse("tcmalloc@all>=-1%")), gate.NO_GO)
+            self.assertEqual(cli.finish(session, [], []), 0)
         self.assertEqual(capture.get().count("the A/A control reads DIFFERENT"), 2)
-        self.assertEqual(cli.finish(session, [], []), 0)
 
     def test_a_gate_that_nothing_could_meet_is_refused_before_the_measurement(self):
         for text, peers, words in (
@@ -385,6 +385,20 @@ class Tables(unittest.TestCase):
         result["cells"][0].update(cv=0.123, noisy=True)
         for place in ("terminal", "report.md", "report.html"):
             self.assertIn("12.3 % noisy", self.shown(result)[place], place)
+
+    def test_what_others_used_is_that_of_the_busiest_round(self):
+        result = self.made("a", rounds=2, limit=1)
+        for place, text in self.shown(result).items():
+            self.assertNotIn("thers used", text, place)
+        for sample in result["samples"]:
+            sample["resources"].update(wall_s=0.5, foreign_cpu_s=0.0 if sample["round"] else 9.0)
+        # In a short run a tick of a clock that has 100 a second is much.
+        late = [s["resources"] for s in result["samples"] if s["round"] == 2]
+        late[0].update(wall_s=0.001, foreign_cpu_s=0.01)
+        late[1].update(foreign_cpu_s=0.5)
+        self.assertAlmostEqual(results.foreign_cpus(result), 0.51 / (0.5 * (len(late) - 1) + 0.001))
+        for place, text in self.shown(result).items():
+            self.assertEqual("thers used 0.25 processors in the busiest round" in text, place != "record", place)
 
     def test_the_spread_of_a_mean_has_its_name_and_needs_five_cases(self):
         spread = r"spread over the cases \d\.\d{3}–"
