@@ -10,6 +10,7 @@ import argparse
 import errno
 import itertools
 import secrets
+import shutil
 import sys
 import time
 from datetime import datetime
@@ -241,10 +242,16 @@ def measure(options: argparse.Namespace) -> int:
     with terminal.RoundProgress(session.plan, "timing") as step:
         session.run(step)
     rerun_noisy(session, EFFORT[size][2] if not options.rounds else 0.0)
-    more: list[dict] = []
-    if not options.no_details and not session.interrupted:
-        more = details.run(session, options.filter, terminal.console.print)
+    more = [] if options.no_details or session.interrupted else _details(session, options.filter)
     return finish(session, more, gates)
+
+
+def _details(session: Session, pattern: str) -> list[dict]:
+    with terminal.DetailProgress() as step:
+        found = details.run(session, pattern, step)
+    if not shutil.which("strace") and session.plan.size != registry.QUICK:
+        terminal.console.print("no syscall counts: install the package strace")
+    return found
 
 
 def finish(session: Session, more: list[dict], gates: list[gate.Gate]) -> int:

@@ -11,14 +11,17 @@ import json
 import re
 import shutil
 import tempfile
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Callable
 
 from bench.ssot import places, registry
 from bench.ssot.allocators import CONTROL, FLOOR, Allocator
 from bench.ssot.registry import Case
-from bench.ssot.runner import Session, launch, run_case, stored
+from bench.ssot.runner import Session, end_all, launch, run_case, stored
 
 LATENCY, SETTLE, SYSCALLS, MEMORY = "latency", "settle", "syscalls", "memory"
 SETTLE_S = 3
@@ -109,7 +112,24 @@ def wanted(size: str, pattern: str) -> list[tuple[str, Case]]:
     return found
 
 
-def run(session: Session, pattern: str, say: Callable[[str], None]) -> list[dict]:
+def _run_all(calls: list[Callable[[], None]], at_a_time: int, stopped: threading.Event) -> None:
+    """Makes the calls in threads of their own. Ctrl-C arrives in this one alone, which then ends what they run."""
+    with ThreadPoolExecutor(at_a_time) as pool:
+        runs = [pool.submit(call) for call in calls]
+        try:
+            for one in runs:
+                one.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(one.done() for one in runs):  # one that is just being started is ended the next time
+                stopped.set()
+                end_all()
+                time.sleep(0.02)
+
+
+def run(
+    session: Session, pattern: str, progress: Callable[[str, int, int, Case, Allocator], None]
+) -> list[dict]:
     """All detail runs that are not in details.jsonl yet; Ctrl-C keeps what is done."""
     file = session.folder / "details.jsonl"
     done = stored(file)
@@ -124,10 +144,14 @@ def run(session: Session, pattern: str, say: Callable[[str], None]) -> list[dict
         if allocator.role not in (CONTROL, FLOOR) and (kind, case.name, allocator.name) not in have
     ]
 
-    def measure(job: tuple[str, Case, Allocator]) -> None:
-        kind, case, allocator = job
+    stopped = threading.Event()
+
+    def measure(number: int, of: int, kind: str, case: Case, allocator: Allocator) -> None:
+        progress(kind, number, of, case, allocator)
         detail = {"kind": kind, "case": case.name, "allocator": allocator.name}
         detail |= MEASURES[kind](case, size, allocator)
+        if stopped.is_set():
+            return  # killed, which is no fault of the allocator
         done.append(detail)
         with file.open("a", encoding="utf-8") as f:
             f.write(json.dumps(detail) + "\n")
@@ -135,12 +159,8 @@ def run(session: Session, pattern: str, say: Callable[[str], None]) -> list[dict
     try:
         for kind in (LATENCY, MEMORY, SYSCALLS, SETTLE):
             mine = [job for job in jobs if job[0] == kind]
-            if mine:
-                say(f"{kind}: {len(mine)} separate runs")
-            with ThreadPoolExecutor(SIDE_BY_SIDE if kind == SETTLE else 1) as pool:
-                list(pool.map(measure, mine))
+            calls = [partial(measure, n, len(mine), *job) for n, job in enumerate(mine, 1)]
+            _run_all(calls, SIDE_BY_SIDE if kind == SETTLE else 1, stopped)
     except KeyboardInterrupt:
         session.interrupted = True
-    if not shutil.which("strace") and size != registry.QUICK:
-        say("no syscall counts: install the package strace")
     return done

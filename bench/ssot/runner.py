@@ -73,10 +73,19 @@ def parse_output(text: str, program: str) -> dict[str, float]:
     return numbers
 
 
+_running: set[subprocess.Popen] = set()
+
+
 def _end(process: subprocess.Popen) -> None:
     # On Ctrl-C, subprocess itself waits a moment for the child: a short one is gone by now.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def end_all() -> None:
+    """Kills what launch() runs in other threads, where Ctrl-C does not arrive."""
+    for process in list(_running):
+        _end(process)
 
 
 def launch(
@@ -103,6 +112,7 @@ def launch(
             cwd=cwd,
         )
         timed_out = False
+        _running.add(process)
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -113,6 +123,8 @@ def launch(
             _end(process)
             process.communicate()
             raise
+        finally:
+            _running.discard(process)
         report.seek(0)
         lines = report.read().split("\n")[:-1]  # a launcher that was killed leaves half a line
     trace = [(float(l.split()[1]), float(l.split()[2])) for l in lines if l.startswith("rss ")]

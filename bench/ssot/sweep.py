@@ -152,5 +152,5 @@ def run(options: argparse.Namespace) -> int:
     about = f"revision {sha}, {PROGRAM} {' '.join(_arguments(options))}, least of {options.runs} runs"
     found = write(folder, _measure(options, all_), options.limit, about)
     terminal.console.print(_table(found, options.limit))
-    terminal.console.print(f"{len(found)} steps: {folder}/sweep.html", highlight=False, soft_wrap=True)
+    terminal.console.print(f"{terminal.counted(len(found), 'step')}: {folder}/sweep.html", highlight=False, soft_wrap=True)
     return 0

@@ -24,25 +24,47 @@ console = Console(width=None if os.isatty(1) else 240)
 STYLE = {"WIN": "green", "LOSS": "red", "TIE": "yellow", "FEW": "dim"}
 
 
-class RoundProgress:
+class _Progress:
+    """A bar on a terminal, which `_step` moves; elsewhere `_step` prints a line now and then."""
+
+    def __init__(self, total: float | None = None):
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console,
+            transient=True, disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=total)
+
+    def __enter__(self) -> Callable[..., None]:
+        self.bar.start()
+        return self._step
+
+    def __exit__(self, *_) -> None:
+        self.bar.stop()
+
+
+class DetailProgress(_Progress):
+    """A bar over the separate runs of a kind on a terminal; one line per case elsewhere."""
+
+    last = ("", "")
+
+    def _step(self, kind: str, number: int, of: int, case: Case, allocator: Allocator) -> None:
+        what = f"{kind}: {number} of {counted(of, 'separate run')}  {case.name}"
+        if not console.is_terminal and self.last != (kind, case.name):
+            console.print(what, highlight=False)
+        self.last = (kind, case.name)
+        self.bar.update(
+            self.task, completed=number - 1, total=of, description=f"{what}  {allocator.name}"
+        )
+
+
+class RoundProgress(_Progress):
     """A bar over cells on a terminal; one line per round elsewhere."""
 
     def __init__(self, plan: Plan, title: str):
         self.cells = len(plan.cases) * len(plan.allocators)
         self.rounds, self.budget_s = plan.rounds, plan.budget_s
         self.title, self.last_round, self.done = title, -1, 0
-        self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console,
-            transient=True, disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task(title, total=self.cells * (plan.rounds + 1))
-
-    def __enter__(self) -> Callable[[int, Case, Allocator, float], None]:
-        self.bar.start()
-        return self._step
-
-    def __exit__(self, *_) -> None:
-        self.bar.stop()
+        super().__init__(self.cells * (plan.rounds + 1))
 
     def _step(self, number: int, case: Case, allocator: Allocator, elapsed_s: float) -> None:
         what = "warm-up" if number == 0 else f"round {number} of at most {self.rounds}"

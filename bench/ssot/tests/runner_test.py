@@ -13,16 +13,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Callable
 from unittest import mock
 
 from rich.console import Console
 
 from bench.ssot import (
-    allocators, cli, gate, machine, places, registry, results, runner, sweep, terminal,
+    allocators, cli, details, gate, machine, places, registry, results, runner, sweep, terminal,
 )
 from bench.ssot.allocators import PEER, SUBJECT
 from bench.ssot.errors import UserError
@@ -402,7 +405,7 @@ class CommandLine(unittest.TestCase):
             sizes = [int(r.split("\t")[0]) for r in rows[1:] if r.split("\t")[1] == "mine"]
             self.assertEqual((sizes[0], sizes[1], sizes[-1]), (1000, 1010, 1100))
             self.assertEqual(len(rows), 1 + 2 * len(sizes))
-            self.assertIn("steps: ", out)
+            self.assertRegex(out, "steps?: ")
 
     def test_a_whole_small_run(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -458,6 +461,55 @@ class CommandLine(unittest.TestCase):
             self.assertIn(f"continue with --resume {made}", out.replace("\n", ""))
             self.assertTrue(results.read(made)["interrupted"])
             self.assertIn("Interrupted", (made / "report.html").read_text())
+
+    def detailed(self, folder: str, measure: Callable) -> tuple[runner.Session, list[dict], str]:
+        """A session with separate runs that are this function: (session, what they found, output)."""
+        plan = runner.Plan(1, "default", 1, 0.0, [registry.by_name("app")], [planted("mine"), allocators.system()])
+        session = runner.Session(Path(folder), plan, {})
+        out = io.StringIO()
+        with (mock.patch.object(terminal, "console", Console(file=out, width=160)),
+              mock.patch.dict(details.MEASURES, dict.fromkeys(details.MEASURES, measure))):
+            found = cli._details(session, "^(app|fragment)$")
+        return session, found, out.getvalue()
+
+    def test_separate_runs_say_how_far_they_are(self):
+        with tempfile.TemporaryDirectory() as folder:
+            _, found, out = self.detailed(folder, lambda *_: {"error": ""})
+        self.assertLessEqual({("latency", "app"), ("memory", "fragment"), ("settle", "app")},
+                             {(d["kind"], d["case"]) for d in found})
+        self.assertIn("memory: 1 of 2 separate runs  fragment\n", out)
+        self.assertIn("settle: 1 of 2 separate runs  app\n", out)
+
+    def test_an_interrupt_of_the_separate_runs_ends_them_at_once_and_keeps_what_is_done(self):
+        heed_interrupts(self)
+
+        def measure(case: registry.Case, _, allocator: allocators.Allocator) -> dict:
+            if case.name == "app" and allocator.name == "system":  # of the latency runs, the first, the second
+                script = f"kill -INT {os.getpid()}; sleep 60"
+                return {"error": runner.launch(["/bin/sh", "-c", script], allocator)[3]}
+            return {"error": ""}
+
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.monotonic()
+            session, found, _ = self.detailed(folder, measure)
+            self.assertLess(time.monotonic() - start, 30)
+            self.assertTrue(session.interrupted)
+            self.assertEqual([(d["kind"], d["allocator"]) for d in found], [("latency", "mine")])
+            self.assertEqual(runner.stored(Path(folder) / "details.jsonl"), found)
+
+    def test_an_interrupt_ends_runs_side_by_side(self):
+        heed_interrupts(self)
+        with tempfile.TemporaryDirectory() as folder:
+            started = Path(folder) / "started"
+            full = f"[ $(wc -l < {started}) -ge {details.SIDE_BY_SIDE} ]"  # which two may see, but one makes the folder
+            script = f"echo >> {started}; {full} && mkdir {folder}/full && kill -INT {os.getpid()}; sleep 60"
+            launch = partial(runner.launch, ["/bin/sh", "-c", script], allocators.system())
+            start, stopped = time.monotonic(), threading.Event()
+            with self.assertRaises(KeyboardInterrupt):
+                details._run_all([launch] * 9, details.SIDE_BY_SIDE, stopped)
+            self.assertLess(time.monotonic() - start, 30)
+            self.assertTrue(stopped.is_set())
+            self.assertEqual(len(started.read_text().splitlines()), details.SIDE_BY_SIDE)
 
     def test_a_signal_to_end_does_what_ctrl_c_does(self):
         with tempfile.TemporaryDirectory() as folder:

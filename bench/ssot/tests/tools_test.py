@@ -116,7 +116,7 @@ class Parsers(unittest.TestCase):
             session = fixture.session(Path(folder), rounds=1)
             session.plan.cases = [c for c in session.plan.cases if c.threads == 1]
             with mock.patch.dict(details.MEASURES, dict.fromkeys(details.MEASURES, lambda *_: {})):
-                found = details.run(session, "", lambda line: None)
+                found = details.run(session, "", lambda *_: None)
         cases = [registry.by_name(d["case"]) for d in found if d["kind"] != details.MEMORY]
         self.assertEqual({c.threads for c in cases}, {1})
 
