@@ -154,12 +154,26 @@ def _seed(options: argparse.Namespace, folder: Path) -> int:
     return secrets.randbelow(2**31) if options.seed is None else options.seed
 
 
-def _plan(options: argparse.Namespace, folder: Path, gates: list[gate.Gate]) -> Plan:
-    size = _size(options)
-    cases, missing = programs.present(registry.select(size, options.filter, _threads(options)))
+def _timed(options: argparse.Namespace) -> list[registry.Case]:
+    """The cases to time; says what is left out and why. A UserError when there is nothing to run at all."""
+    selected = registry.select(_size(options), options.filter, _threads(options))
+    cases, missing = programs.present(selected)
+    timed = [c for c in cases if not c.memory]
+    watched = [c for c in cases if c.memory]
+    unwatched = [o for o, given in (("--quick", options.quick), ("--no-details", options.no_details)) if given]
+    if unwatched:
+        missing += [f"skipped {c.name}: leave out {' and '.join(unwatched)} to watch its memory" for c in watched]
+        watched = []
+    if not timed and not watched:
+        raise UserError(f"nothing to run is left: {'; '.join(missing)}")
     for line in missing:
         terminal.console.print(line, highlight=False)
-    timed = [c for c in cases if not c.memory]
+    return timed
+
+
+def _plan(options: argparse.Namespace, folder: Path, gates: list[gate.Gate]) -> Plan:
+    size = _size(options)
+    timed = _timed(options)
     gate.refuse_unmatched(gates, [c.name for c in timed], _peer_names(options))
     rounds, budget_s, _ = EFFORT[size]
     return Plan(
@@ -235,7 +249,7 @@ def measure(options: argparse.Namespace) -> int:
     session = Session(folder, plan, known)
     session.start(resume=bool(options.resume))
     terminal.console.print(
-        f"{terminal.counted(len(session.plan.cases), 'case')} × "
+        f"{terminal.counted(len(session.plan.cases), 'timed case')} × "
         f"{terminal.counted(len(session.plan.allocators), 'allocator')}, "
         f"order seed {session.plan.seed}, results in {folder}", highlight=False, soft_wrap=True,
     )

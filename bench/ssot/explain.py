@@ -51,7 +51,7 @@ def _resources(case: Case, both: list[Allocator]) -> Table:
         runs.append({case.metric: sample.metrics[case.metric], **sample.resources})
     for key in runs[0]:
         if key not in ("exit", "signal", "loaded"):
-            table.add_row(key, *(f"{r[key]:,.3f}".rstrip("0").rstrip(".") for r in runs))
+            table.add_row(key, *(terminal.plain(r[key]) for r in runs))
     return table
 
 

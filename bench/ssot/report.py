@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from bench.ssot import plots, results
 from bench.ssot.allocators import PEER
-from bench.ssot.terminal import alloc_ns, counted, scatter, si
+from bench.ssot.terminal import alloc_ns, counted, plain, scatter, si
 
 IN_DOCUMENTS = ("scatter", "heat_map")  # also written as files: all allocators, all cases
 
@@ -28,6 +28,7 @@ _environment = jinja2.Environment(
 _environment.filters["si"] = si
 _environment.filters["counted"] = counted
 _environment.filters["alloc_ns"] = alloc_ns
+_environment.filters["plain"] = plain
 _environment.filters["scatter"] = scatter
 _environment.filters["mib"] = lambda kib: "–" if kib is None else f"{kib / 1024:.1f}"
 
@@ -61,7 +62,7 @@ def _values(result: dict) -> dict:
         "settle": _details(result, "settle"),
         "syscalls": _details(result, "syscalls"),
         "latency": latency,
-        "memory": _details(result, "memory"),
+        "memory": results.memory(result),
         "cells": {(c["case"], c["allocator"]): c for c in result["cells"]},
         "failed": results.failed(result),
         "not_reached": results.not_reached(result),
@@ -100,5 +101,6 @@ def record(result: dict, options, folder: str) -> str:
     """Text of a decision record; `options` carries the answers of `ssot record`."""
     values = _values(result)
     runs = [c["runs"] for c in result["cells"] if not c["error"]]
-    span = f"{min(runs)}" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)}"
+    low, high = min(runs, default=0), max(runs, default=0)
+    span = f"{low}" if low == high else f"{low} to {high}"
     return render("record.md.j2", o=options, folder=folder, runs=span, **values)

@@ -160,6 +160,20 @@ def rows(result: dict) -> list[dict]:
     return sorted(found, key=lambda r: min((c["ratio"] for c in r["against"].values()), default=math.inf))
 
 
+UNTOLD = ("threads", "ops", "time")  # arguments of a memory case, and what its rate comes from
+
+
+def memory(result: dict) -> list[dict]:
+    """What the memory cases found: a row for each case and figure, as the program names it; `values` is by allocator."""
+    found: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for d in result["details"]:
+        if d["kind"] == "memory" and not d["error"]:
+            for figure, value in d["metrics"].items():
+                if "." not in figure and figure not in UNTOLD:  # with a point: of another line than the program's own
+                    found[d["case"], figure][d["allocator"]] = value
+    return [{"case": case, "figure": figure, "values": values} for (case, figure), values in found.items()]
+
+
 def has_failed(entry: dict) -> bool:
     """Whether the cell or detail ran and gave no number."""
     return entry["error"] not in ("", NOT_REACHED)

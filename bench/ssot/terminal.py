@@ -94,6 +94,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def plain(value: float | None) -> str:
+    """1234.5 -> '1,234.5'; '–' where there is none."""
+    return "–" if value is None else f"{value:,.3f}".rstrip("0").rstrip(".")
+
+
 def alloc_ns(cell: dict) -> str:
     """Nanoseconds per op without those of the floor; '12.3 whole' where no floor was measured, '–' where no
     ops are counted."""
@@ -117,7 +122,7 @@ def _verdict(comparison: dict | None, intervals: bool) -> str:
 
 
 def print_result(result: dict) -> None:
-    """The table of results.rows, then geometric means and the control."""
+    """The table of results.rows, that of the memory cases, then geometric means and the control."""
     rows = results.rows(result)
     peers, subjects = results.named(result, PEER), results.named(result, SUBJECT)
     table = Table(title="subject ÷ peer (above 1: the subject is faster), worst first" if peers else None)
@@ -140,7 +145,22 @@ def print_result(result: dict) -> None:
         )
     if rows:
         console.print(table)
+    _print_memory(result)
     _print_footer(result, subjects)
+
+
+def _print_memory(result: dict) -> None:
+    found, names = results.memory(result), results.compared(result)
+    if not found:
+        return
+    table = Table(title="memory over time, as each program prints it")
+    for heading in ("case", "figure"):
+        table.add_column(heading, no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in found:
+        table.add_row(row["case"], row["figure"], *(plain(row["values"].get(name)) for name in names))
+    console.print(table)
 
 
 def _print_standings(result: dict) -> None:

@@ -65,7 +65,8 @@ def detail_list() -> list[dict]:
              "settled_rss_kib": 1e4, **base},
             {"kind": "syscalls", "case": "app",
              "calls": {"mmap": 7, "madvise": 900 if a.name == "system" else 1}, **base},
-            {"kind": "memory", "case": "burst_idle", "metrics": {},
+            {"kind": "memory", "case": "burst_idle",
+             "metrics": {"ops": 7.0, "peak_kib": 524288.0, "fall_s": 1.25, "resources.minor_faults": 3.0},
              "trace": [[0.0, 1e3], [1.0, 5e5], [2.0, 1e4]], **base},
         ]
     return found

@@ -290,6 +290,8 @@ class CommandLine(unittest.TestCase):
             (["--resume", "x", "--seed", "0"], "leave --out and --seed out"),
             (["--resume", "x", "--out", "y"], "leave --out and --seed out"),
             (["--list", "--threads", "77"], "no selected case has 77 threads"),
+            (["--quick", "--filter", "^burst_idle$", "--lib", f"x={PLANTED}"], "leave out --quick to watch"),
+            (["--no-details", "--filter", "^burst_idle$", "--lib", f"x={PLANTED}"], "leave out --no-details to watch"),
             (["explain", "nosuchcase"], "unknown case"),
             (["history", "/nonexistent"], "no hz3_ssot_*/results.json"),
             (["contention", "--cores", "0.5"], "whole numbers"),
@@ -303,6 +305,20 @@ class CommandLine(unittest.TestCase):
             self.assertEqual(status, 2, arguments)
             self.assertIn(words, err)
             self.assertEqual(len(err.strip().splitlines()), 1, err)
+
+    def test_a_memory_case_that_does_not_run_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            status, out, _ = self.tool(
+                "--lib", f"mine={PLANTED}", "--peers", "none", "--quick", "--filter", "^(tiny|burst_idle)$",
+                "--rounds", "1", "--allow-busy", "--out", folder)
+        self.assertEqual(status, 0, out)
+        self.assertIn("skipped burst_idle: leave out --quick to watch its memory\n1 timed case ×", out)
+
+    def test_what_is_not_installed_is_named_when_nothing_else_is_left(self):
+        with mock.patch.object(shutil, "which", lambda _: None):
+            status, out, err = self.tool("--filter", "^real/git_gc$", "--lib", f"x={PLANTED}")
+        self.assertEqual((status, out), (2, ""))
+        self.assertEqual(err, "ssot: nothing to run is left: skipped real/git_gc: install the package git\n")
 
     def test_a_folder_that_cannot_be_written_is_found_before_anything_is_built_or_run(self):
         library = ["--lib", f"x={PLANTED}", "--peers", "none"]

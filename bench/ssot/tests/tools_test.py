@@ -400,6 +400,22 @@ class Tables(unittest.TestCase):
         for place, text in self.shown(result).items():
             self.assertEqual("thers used 0.25 processors in the busiest round" in text, place != "record", place)
 
+    def test_memory_cases_show_their_figures_also_where_nothing_is_timed(self):
+        result = self.made("a", limit=1)
+        next(d for d in result["details"] if d["kind"] == "memory" and d["allocator"] == "system")["error"] = "killed"
+        self.assertEqual([(m["case"], m["figure"], sorted(m["values"])) for m in results.memory(result)],
+                         [("burst_idle", figure, ["hz3-fast", "hz3-scale", "tcmalloc"]) for figure in ("peak_kib", "fall_s")])
+        nothing = {"cases": [], "cells": [], "comparisons": [], "geometric_means": [], "control_verdict": "none"}
+        for case in (result, {**result, **nothing}):
+            for place, text in self.shown(case).items():
+                between = {"terminal": r" +│ +", "report.html": r"</td>\s*<td[^>]*>"}.get(place, r" \| ")
+                for figure, value in (("peak_kib", "524,288"), ("fall_s", r"1\.25")):
+                    row = between.join(["burst_idle", figure, value, value, "–", value])
+                    self.assertRegex(text, row, place)
+        for text in self.shown({**result, **nothing}).values():
+            self.assertNotIn("alloc ns/op", text)
+            self.assertNotIn("vs tcmalloc", text)
+
     def test_the_spread_of_a_mean_has_its_name_and_needs_five_cases(self):
         spread = r"spread over the cases \d\.\d{3}–"
         column = r"\| hz3-fast ÷ system \| \d \| [\d.]+ \| \d\.\d{3}–"
