@@ -120,9 +120,13 @@
 #endif
 
 static_assert(HZ3_MAGAZINE_CAPACITY >= 1 && HZ3_MAGAZINE_CAPACITY <= 62, "magazine_capacity must be 1..62");
+static_assert(HZ3_MAGAZINE_BYTES >= 1, "magazine_bytes must be at least 1");
+static_assert(HZ3_COOL_BYTES >= 1, "cool_bytes must be at least 1");
+static_assert(HZ3_RETAIN_MIN_BYTES >= 65536, "retain_min_bytes must be at least 65536, one slice");
 static_assert(HZ3_RETAIN_MIN_BYTES <= HZ3_RETAIN_MAX_BYTES, "retain_min_bytes must not exceed retain_max_bytes");
 static_assert(HZ3_CPUS_PER_SHARD >= 1, "cpus_per_shard must be at least 1");
 static_assert(HZ3_TICK_MS >= 1, "tick_ms must be at least 1");
 static_assert(HZ3_LARGE_CACHE == 0 || HZ3_LARGE_CACHE == 1, "large_cache must be 0 or 1");
+static_assert(HZ3_CHECKED == 0 || HZ3_CHECKED == 1, "checked must be 0 or 1");
 
 #endif  // HZ3_CONFIG_H_

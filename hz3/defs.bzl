@@ -45,10 +45,11 @@ _COPTS = [
     "-fomit-frame-pointer",
     "-fvisibility=hidden",
     "-ftls-model=initial-exec",
+    "-ffunction-sections",
+    "-fdata-sections",
     "-fno-tree-slp-vectorize",
     "-Wall",
     "-Wextra",
-    "-Werror",
 ] + _NO_BUILTIN + select({
     "@platforms//cpu:x86_64": ["-fcf-protection=none"],
     "//conditions:default": [],
@@ -57,7 +58,7 @@ _COPTS = [
 _C_COPTS = ["-std=gnu11"]
 _CXX_COPTS = ["-std=gnu++17", "-fno-exceptions", "-fno-rtti"]
 
-def hz3_box(name, srcs, hdrs = [], deps = [], copts = [], visibility = None, **kwargs):
+def hz3_box(name, srcs, hdrs = [], deps = [], copts = [], linkopts = [], visibility = None, **kwargs):
     """A part of the allocator: one cc_library with the flags that all its code has.
 
     Args:
@@ -66,6 +67,7 @@ def hz3_box(name, srcs, hdrs = [], deps = [], copts = [], visibility = None, **k
       hdrs: the public headers.
       deps: the boxes below, and nothing from third_party.
       copts: added at the end.
+      linkopts: likewise, of whatever it is linked into.
       visibility: the caller packages; private if left out.
       **kwargs: passed on.
     """
@@ -79,7 +81,7 @@ def hz3_box(name, srcs, hdrs = [], deps = [], copts = [], visibility = None, **k
         # Link-time optimisation forgets what the operators say in assembler: that the C++
         # runtime is only weakly needed.
         copts = (_CXX_COPTS if is_cxx else _C_COPTS) + _COPTS + (["-fno-lto"] if is_cxx else []) + copts,
-        linkopts = ["-pthread", "$(HZ3_LINKOPTS)"],
+        linkopts = ["-pthread", "$(HZ3_LINKOPTS)"] + linkopts,
         linkstatic = True,
         toolchains = [_DEFINES],
         visibility = visibility or ["//visibility:private"],
@@ -95,7 +97,7 @@ def hz3_test(name, srcs, deps = [], copts = [], gtest = True, **kwargs):
     cc_test(
         name = name,
         srcs = srcs,
-        copts = ["-Wall", "-Wextra", "-Werror"] + _NO_BUILTIN + ["$(HZ3_COPTS)"] + copts,
+        copts = ["-Wall", "-Wextra"] + _NO_BUILTIN + ["$(HZ3_COPTS)"] + copts,
         linkopts = ["-pthread"],
         linkstatic = True,
         toolchains = [_DEFINES],

@@ -39,8 +39,8 @@ def _setting_impl(ctx):
         # `fail` alone would name the place in this file and not what the user typed.
         fail("%s: there is no '%s'; it is one of: %s" %
              (ctx.label, value, ", ".join([word for word in known if word])))
-    if not known and value not in ["", "on", "off"] and not value.isdigit():
-        fail("%s: '%s' is not a number, on or off" % (ctx.label, value))
+    if not known and value not in ["", "on", "off"] and (not value.isdigit() or len(value) > 18):
+        fail("%s: '%s' is not on, off or a whole number below 10^18, such as 65536" % (ctx.label, value))
     return [SettingInfo(value = value)]
 
 _setting = rule(
