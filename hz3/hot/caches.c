@@ -12,10 +12,11 @@ enum {
   FEWEST_OBJECTS_BYTES = 32 * 1024,
   BIG_LEVEL_MAX = 4,          // a bin of big objects may grow to this level, 16 times the bytes of one magazine;
   ABOVE_TABLE_LEVEL_MAX = 6,  // or to this one if they are above HZ3_TABLE_MAX, since eight of those are more than that
+  OWN_SHARE_BYTES = HZ3_HEAP_BYTES / 2,  // by which the bins of each heap may grow, whatever those of others do
   EMPTIES_KEPT = 8            // empty magazines a heap keeps; half of them go back in one operation
 };
 
-static size_t grown_process_bytes;  // sum of all heaps' grown_bytes; atomic, relaxed: nothing is published by it
+static size_t grown_process_bytes;  // what all heaps have grown beyond what each may; atomic, relaxed: nothing is published by it
 
 size_t hz3_cache_fetch(const struct hz3_heap *heap, unsigned c, void **out, size_t count, bool *is_clean) {
   bool is_small = c <= HZ3_SMALL_CLASS_LAST;
@@ -142,10 +143,12 @@ void hz3_cache_draw_from_spare(struct hz3_heap *heap, unsigned c, struct hz3_mag
   bin->top = bin->lo + half;
 }
 
+static size_t beyond_own_share(size_t grown_bytes) { return grown_bytes - hz3_min(grown_bytes, OWN_SHARE_BYTES); }
+
 void hz3_cache_set_level(struct hz3_heap *heap, unsigned c, unsigned level) {
   size_t bytes = (hz3_cache_capacity_at(heap, c, level) - hz3_cache_capacity_at(heap, c, heap->level[c])) * hz3_class_bytes(c);  // modulo 2^64: may be less
-  heap->grown_bytes += bytes;
-  __atomic_fetch_add(&grown_process_bytes, bytes, __ATOMIC_RELAXED);
+  size_t before = beyond_own_share(heap->grown_bytes), now = beyond_own_share(heap->grown_bytes += bytes);
+  if (now != before) __atomic_fetch_add(&grown_process_bytes, now - before, __ATOMIC_RELAXED);
   heap->level[c] = (uint8_t)level;
   struct hz3_bin *bin = &heap->bins[c];
   if (bin->lo != NULL && hz3_class_is_big(c)) bin->hi = bin->lo + hz3_max(hz3_cache_capacity_at(heap, c, level), (size_t)(bin->top - bin->lo));
@@ -157,7 +160,7 @@ bool hz3_cache_may_grow(const struct hz3_heap *heap, unsigned c) {
   if (level == level_max(c)) return false;
   if (!hz3_class_is_big(c) && (now * bytes > HZ3_MAGAZINE_BYTES || HZ3_MAGAZINE_CAPACITY != hz3_magazine_capacity(0))) return false;
   size_t more = (hz3_cache_capacity_at(heap, c, level + 1) - now) * bytes, grown = heap->grown_bytes + more;
-  return grown <= HZ3_HEAP_BYTES / 2 || (hz3_class_is_big(c) && grown <= HZ3_GROWN_HEAP_BYTES &&
+  return grown <= OWN_SHARE_BYTES || (hz3_class_is_big(c) && grown <= HZ3_GROWN_HEAP_BYTES &&
          __atomic_load_n(&grown_process_bytes, __ATOMIC_RELAXED) + more <= HZ3_GROWN_PROCESS_BYTES);
 }
 

@@ -12,8 +12,8 @@
 HZ3_BEGIN_DECLS
 
 enum {
-  HZ3_GROWN_HEAP_BYTES = (size_t)8 * HZ3_HEAP_BYTES,     // by which all bins of a heap may grow, while those of all heaps together
-  HZ3_GROWN_PROCESS_BYTES = (size_t)32 * HZ3_HEAP_BYTES  // grow by no more than this; half of HZ3_HEAP_BYTES every heap may have
+  HZ3_GROWN_HEAP_BYTES = (size_t)8 * HZ3_HEAP_BYTES,     // by which all bins of a heap may grow, while those of all heaps together grow
+  HZ3_GROWN_PROCESS_BYTES = (size_t)32 * HZ3_HEAP_BYTES  // by no more than this, beyond the half of HZ3_HEAP_BYTES that every heap may have
 };
 
 // Objects straight from and to their spans.

@@ -33,6 +33,7 @@
 #include "hz3/pages/pages.h"
 #include "hz3/remote/remote.h"
 extern "C" {
+#include "hz3/hot/caches.h"
 #include "hz3/hot/heap.h"
 }
 
@@ -1410,6 +1411,39 @@ TEST_F(Hot, BinsOfAllHeapsGrowWithinOneBudget) {
   }
   release = true;
   for (std::thread &thread : threads) thread.join();
+}
+
+// As far as the budgets allow.
+void GrowBins(bool of_big_blocks) {
+  hz3_free(hz3_malloc(16));
+  hz3_heap *heap = OwnHeap();
+  for (unsigned c = 1; c < HZ3_CLASS_COUNT; c++) {
+    while (hz3_class_is_big(c) == of_big_blocks && hz3_cache_may_grow(heap, c)) hz3_cache_set_level(heap, c, heap->level[c] + 1u);
+  }
+}
+
+// What bins of others have grown by within what each heap may have takes nothing from those that need more.
+TEST_F(Hot, BinsOfBigBlocksGrowBesideManyThreadsWhoseBinsHaveGrown) {
+  const size_t kThreads = 80, kEach = size_t{HZ3_HEAP_BYTES} / 2;
+  std::atomic<size_t> grown{0}, sum{0};
+  std::atomic<bool> release{false};
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < kThreads; t++) {
+    threads.emplace_back([&] {
+      GrowBins(false);
+      sum += OwnHeap()->grown_bytes;
+      grown++;
+      while (!release) usleep(1000);
+    });
+  }
+  while (grown < kThreads) usleep(1000);
+  EXPECT_LE(sum, kThreads * kEach);
+  GrowBins(true);
+  EXPECT_GT(OwnHeap()->grown_bytes, kEach);
+  release = true;
+  for (std::thread &thread : threads) thread.join();
+  hz3_trim();
+  EXPECT_EQ(OwnHeap()->grown_bytes, 0u);
 }
 
 TEST_F(Hot, TicksDrainParkedHeaps) {
