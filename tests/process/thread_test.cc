@@ -136,7 +136,8 @@ TEST(Thread, HandedOverBlocksLeaveNothing) {
     }
     malloc_trim(0);
   });
-  EXPECT_LE(grown, 1024);  // one KiB lost by each thread would be 10,000
+  // One KiB lost by each thread would be 10,000. Each processor that a thread had not been on before makes magazines of its own.
+  EXPECT_LE(grown, 1024 + 128 * static_cast<long>(std::thread::hardware_concurrency()));
 }
 
 // A key whose destructor allocates and sets itself again until libc gives up after its last iteration, and one whose
