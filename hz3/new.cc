@@ -27,31 +27,43 @@ HZ3_INLINE void *alloc(size_t align, size_t bytes, hz3_block_origin origin) {
 
 #ifdef HZ3_WEAK_CXX_RUNTIME
 // libhz3.so must not pull the C++ runtime into C programs, which may load it later, with a library that needs it. So when memory has run
-// out, the operator that stands behind ours is asked: it calls ours or malloc, and the new handler, and throws.
+// out, the operator that stands behind ours is asked, the runtime's: it calls ours or malloc, and the new handler, and throws.
 
-bool is_ours(const void *symbol) {
-  Dl_info of_symbol, ours;
-  return dladdr(symbol, &of_symbol) != 0 && dladdr(reinterpret_cast<void *>(is_ours), &ours) != 0 && of_symbol.dli_fbase == ours.dli_fbase;
+bool is_in_file_of(const void *symbol, const void *other) {
+  Dl_info of_symbol, of_other;
+  return dladdr(symbol, &of_symbol) != 0 && dladdr(other, &of_other) != 0 && of_symbol.dli_fbase == of_other.dli_fbase;
 }
 
-// What the library that called sees behind ours: it may have a runtime inside (-static-libstdc++), or one that was loaded with it. Not the
-// program itself, where the name may stand for a jump to ours. nullptr if there is none.
-void *behind_ours_in(const void *caller, const char *name) {
+void *in_library(void *library, const char *name) {
+  if (library == nullptr) return nullptr;
+  void *symbol = dlsym(library, name);
+  dlclose(library);  // whoever called the operator keeps it
+  return symbol;
+}
+
+// Of a library with a runtime inside (-static-libstdc++), which nobody else sees. Not of the program itself, which has an entry for
+// every function that it calls, by which dlsym would lead back to ours.
+void *inside_library_of(const void *caller, const char *name) {
   Dl_info of_caller;
   if (dladdr(caller, &of_caller) == 0) return nullptr;
   void *library = dlopen(of_caller.dli_fname, RTLD_NOLOAD | RTLD_LAZY), *program = dlopen(nullptr, RTLD_LAZY);
-  void *symbol = library == nullptr || library == program ? nullptr : dlsym(library, name);
-  if (library != nullptr) dlclose(library);  // its caller keeps it
+  void *symbol = in_library(library, name);
   if (program != nullptr) dlclose(program);
-  return symbol == nullptr || is_ours(symbol) ? nullptr : symbol;
+  bool is_inside = symbol != nullptr && library != program && is_in_file_of(symbol, caller);
+  return is_inside && !is_in_file_of(symbol, reinterpret_cast<void *>(is_in_file_of)) ? symbol : nullptr;
 }
 
+// A library may have been loaded for itself, with a runtime that the program does not see. nullptr if there is none.
 void *behind_ours(const void *caller, const char *name) {
-  void *symbol = behind_ours_in(caller, name);
+  static const char *const kRuntimes[] = {"libstdc++.so.6", "libc++.so.1"};
+  void *symbol = inside_library_of(caller, name);
+  for (const char *file : kRuntimes) {
+    if (symbol == nullptr) symbol = in_library(dlopen(file, RTLD_NOLOAD | RTLD_LAZY), name);
+  }
   return symbol != nullptr ? symbol : dlsym(RTLD_NEXT, name);
 }
 
-// A size that no allocation has, but that libstdc++ can round up to any alignment: it would round larger ones up to small ones.
+// The largest size, which always fails: libstdc++ rounds up to the alignment, from above that to a small one.
 HZ3_INLINE size_t no_more_than_any(size_t bytes) { return hz3_min(bytes, PTRDIFF_MAX); }
 
 HZ3_COLD void *new_slow(size_t align, size_t bytes, hz3_block_origin origin, const void *caller) {

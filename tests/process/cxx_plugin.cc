@@ -27,6 +27,24 @@ extern "C" int cxx_plugin_catches_bad_alloc(size_t bytes) {
   return 0;
 }
 
+// A jump to the operator, which then returns to a program in C. Not with the runtime inside, which only that return address tells of.
+extern "C" void *cxx_plugin_allocate(size_t bytes) {
+  void *block = ::operator new(bytes);
+#ifdef RUNTIME_INSIDE
+  asm volatile("");
+#endif
+  return block;
+}
+
+extern "C" int cxx_plugin_catches_from_afar(size_t bytes, void *(*relay)(void *(*)(size_t), size_t)) {
+  try {
+    ::operator delete(relay(cxx_plugin_allocate, bytes));
+  } catch (const std::bad_alloc &) {
+    return 1;
+  }
+  return 0;
+}
+
 extern "C" int cxx_plugin_gets_null(size_t bytes) {
   return ::operator new(bytes, std::nothrow) == nullptr && ::operator new[](bytes, std::nothrow) == nullptr &&
          ::operator new(bytes, kAlign, std::nothrow) == nullptr && ::operator new[](bytes, kAlign, std::nothrow) == nullptr;

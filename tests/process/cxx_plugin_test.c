@@ -8,6 +8,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+static void *relay(void *(*allocate)(size_t), size_t bytes) {
+  return allocate(bytes);
+}
+
+static void *find(void *plugin, const char *name) {
+  void *symbol = dlsym(plugin, name);
+  if (symbol == NULL) {
+    fprintf(stderr, "%s\n", dlerror());
+    exit(1);
+  }
+  return symbol;
+}
+
 int main(void) {
   static const char *const names[] = {"cxx_plugin_catches_bad_alloc", "cxx_plugin_gets_null", "cxx_plugin_handler_is_called"};
   const char *path = getenv("HZ3_CXX_PLUGIN");
@@ -18,11 +31,17 @@ int main(void) {
   }
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
     int (*call)(size_t);
-    *(void **)&call = dlsym(plugin, names[i]);
-    if (call == NULL || call(PTRDIFF_MAX / 2) != 1) {
+    *(void **)&call = find(plugin, names[i]);
+    if (call(PTRDIFF_MAX / 2) != 1) {
       fprintf(stderr, "%s: failed\n", names[i]);
       return 1;
     }
+  }
+  int (*from_afar)(size_t, void *(*)(void *(*)(size_t), size_t));
+  *(void **)&from_afar = find(plugin, "cxx_plugin_catches_from_afar");
+  if (from_afar(PTRDIFF_MAX / 2, relay) != 1) {
+    fprintf(stderr, "cxx_plugin_catches_from_afar: failed\n");
+    return 1;
   }
   return 0;
 }
