@@ -12,7 +12,7 @@ HZ3_BEGIN_DECLS
 
 // Lock order, lowest first. At most one lock of each rank is held, except at fork.
 enum hz3_lock_rank {
-  HZ3_RANK_SHARED_HEAP = 1,  // the heap of threads past their destructors, for a whole slow path
+  HZ3_RANK_SHARED_HEAP = 1,  // the heap of threads without one, for a whole slow path
   HZ3_RANK_HEAPS,      // registry of heaps, parked heaps
   HZ3_RANK_CLASS,      // one size class of small or medium
   HZ3_RANK_LARGE_GROWTH,  // mapping more large ranges

@@ -197,7 +197,8 @@ HZ3_INLINE bool left_is_intact(const char *start, size_t index) {
 // ---- quarantine ----
 
 // Freed blocks wait in line, up to 256 of them with a charge of 1 MiB. When one of the two is reached, the oldest go, all
-// at once, until half is left: so every block waits for at least 128 others, or 512 KiB with its own bytes. Only the owning thread changes
+// at once, until half is left: so every block waits for at least 128 others, or 512 KiB with its own bytes, but what a thread frees that has
+// no heap yet or any more. Only the owning thread changes
 // the line. What fork copies in between may have lost one block but has none twice.
 enum { HELD_MAX = 256, HELD_KEPT = HELD_MAX / 2 };
 #define HELD_CHARGE_MAX ((size_t)1024 * 1024)  // one block may exceed it

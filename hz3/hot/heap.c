@@ -30,7 +30,7 @@ static __thread uint8_t frees_without_heap __attribute__((tls_model("initial-exe
 
 static struct hz3_lock heaps_lock = HZ3_LOCK_INIT(HZ3_RANK_HEAPS);
 static struct hz3_lock shared_lock = HZ3_LOCK_INIT(HZ3_RANK_SHARED_HEAP);
-static struct hz3_heap shared_heap = {.state = HZ3_HEAP_SHARED};  // for threads past their destructors
+static struct hz3_heap shared_heap = {.state = HZ3_HEAP_SHARED};  // for threads without one: past their destructors, or in their first frees
 static struct hz3_heap *all_heaps = &shared_heap;
 static struct hz3_heap *parked, *oldest_parked, *flushed;  // newest first; flushed: parked, too, and holds nothing
 static size_t parked_bytes, heap_count;
@@ -302,7 +302,7 @@ struct hz3_heap *hz3_heap_entered(void) {
 
 struct hz3_heap *hz3_heap_enter(void) {
   struct hz3_heap *heap = own_heap();
-  if (heap == NULL && !thread_has_exited) heap = start_thread();
+  if (heap == NULL && !thread_has_exited && !hz3_lock_is_mine(&shared_lock)) heap = start_thread();
   if (heap == NULL) return hz3_heap_enter_shared();
   if (heap->is_busy) return NULL;
   set_busy(heap, true);
@@ -310,7 +310,7 @@ struct hz3_heap *hz3_heap_enter(void) {
 }
 
 struct hz3_heap *hz3_heap_enter_to_free(void) {
-  if (own_heap() != NULL || frees_without_heap == FREES_WITHOUT_HEAP) return hz3_heap_enter();
+  if (own_heap() != NULL || frees_without_heap >= FREES_WITHOUT_HEAP) return hz3_heap_enter();
   frees_without_heap++;
   return hz3_heap_enter_shared();
 }

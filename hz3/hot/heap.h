@@ -3,7 +3,7 @@
 // Called by: caches.c, slow.c, tick.c, stats.c, checked.c of this box only.
 // Owns: all heaps (never unmapped), the list of parked ones.
 // Locks: one of the shared heap, rank SHARED_HEAP; one of the lists, rank HEAPS.
-// Invariant: a heap is owned by one thread, or parked, or the shared one that exiting threads use under its lock, or abandoned by a fork.
+// Invariant: a heap is owned by one thread, or parked, or the shared one that threads without one use under its lock, or abandoned by a fork.
 #ifndef HZ3_HOT_HEAP_H_
 #define HZ3_HOT_HEAP_H_
 

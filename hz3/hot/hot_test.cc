@@ -1730,6 +1730,25 @@ TEST_F(Hot, ThreadsPastTheirDestructorsShareAHeap) {
   pthread_key_delete(late_key);
 }
 
+// It has none then: a heap that the handler would get takes locks which come before those that are held.
+TEST_F(Hot, AHandlerInTheFirstFreesOfAThreadGetsNoHeap) {
+  void *interrupted = hz3_malloc(200), *next = hz3_malloc(200);
+  std::thread([interrupted, next] {
+    hz3_heap *shared = hz3_heap_enter_to_free();
+    ASSERT_EQ(shared, hz3_heap_entered());
+    void *inside = hz3_malloc(300);
+    EXPECT_NE(inside, nullptr);
+    EXPECT_EQ(hz3_heap_offset, 0u);
+    hz3_free(interrupted);
+    EXPECT_EQ(shared->deferred, interrupted);
+    hz3_heap_leave(shared);
+    hz3_free(next);
+    EXPECT_EQ(shared->deferred, nullptr);
+    hz3_free(inside);
+  }).join();
+  EXPECT_EQ(ClassStats(hz3_size_class_of(200)).live_objects, 0u);
+}
+
 // Nobody counts on finding that heap warm.
 void CacheLate(void *) { hz3_free(hz3_malloc(700)); }
 

@@ -47,7 +47,7 @@ static void flush_parked(uint64_t before_ms, uint32_t most) {
   }
 }
 
-// Threads past their destructors are few and short of life: nobody counts on finding this heap warm.
+// What threads without a heap do is little: nobody counts on finding this one warm.
 static void flush_shared(void) {
   struct hz3_heap *heap = hz3_heap_enter_shared();
   if (heap == NULL) return;

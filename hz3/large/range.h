@@ -63,7 +63,7 @@ struct hz3_ranges {
   struct hz3_retention retention;
   size_t mapped_bytes, live_bytes, live_blocks, dirty_bytes, purges;
   size_t taken_away;       // how many ranges are being purged or unmapped, or lose pages to blocks; lock, read without
-  size_t lost_by_fork;     // how many of those were of threads that a fork cut off
+  size_t lost_by_fork;     // how many of those there were at the last fork, which cut their threads off
   size_t dirty_low_water;  // fewest dirty free bytes since the last tick
   struct hz3_witness witness;
   struct hz3_huge_use huge_use;

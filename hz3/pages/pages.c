@@ -243,7 +243,8 @@ static bool map_first(void) {
   return true;
 }
 
-// Maps more chunks: an eighth of what is there, so that big heaps make few system calls and little is over-reserved.
+// Maps more chunks: an eighth of what is there, so that big heaps make few system calls and little is over-reserved; one where huge pages
+// are no good, for others may want them of the next ones.
 static bool map_chunks(bool may_be_huge, bool is_fast) {
   if (HZ3_CHECKED && !hz3_pages.has_had_first) {
     hz3_pages.has_had_first = true;

@@ -152,7 +152,7 @@ struct hz3_pages_stats {
 };
 void hz3_pages_get_stats(struct hz3_pages_stats *stats);
 void hz3_pages_fork_prepare(void);
-void hz3_pages_fork_child(void);  // in the child, before that: what other threads had taken away is not waited for
+void hz3_pages_fork_child(void);  // in the child, before the release: what threads that are gone had taken away is not waited for
 void hz3_pages_fork_release(void);
 
 HZ3_END_DECLS

@@ -258,6 +258,7 @@ static bool unmap_one_chunk(void) {
     chunk->next = hz3_pages.spare_descriptors;
     hz3_pages.spare_descriptors = chunk;
   } else {  // too many maps: keep it
+    hz3_pages.has_refusals |= chunk->refused != 0;
     hz3_chunk_join_locked(chunk);
     chunk->free = ~(uint64_t)0;
     hz3_pages.free_slices += HZ3_CHUNK_SLICES;

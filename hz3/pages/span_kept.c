@@ -33,9 +33,9 @@ void hz3_span_store_learn_to_keep_locked(struct hz3_span_store *store, uint32_t 
   while (!__atomic_compare_exchange_n(&keeping, &store->next_keeping, store, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) continue;
 }
 
-void hz3_span_store_unlearn_locked(struct hz3_span_store *store, uint32_t widest_slices, uint32_t spans) {
+void hz3_span_store_unlearn_locked(struct hz3_span_store *store, uint32_t spans) {
   if (spans == 0) return;
-  __atomic_fetch_sub(&kept_most_slices, spans * widest_slices, __ATOMIC_RELAXED);
+  __atomic_fetch_sub(&kept_most_slices, spans * store->widest_slices, __ATOMIC_RELAXED);
   store->kept_most -= spans;
 }
 
@@ -61,15 +61,15 @@ static void give_up_kept(struct hz3_span_store *store, bool all) {
   struct hz3_span *gone = NULL;
   hz3_lock_acquire(&store->lock);
   void (*free_span)(struct hz3_span *span) = store->free_span;
+  hz3_pages_take_away();  // before others can see that nothing is kept
   bool is_over = all || !hz3_span_store_swings(store, (uint32_t)hz3_os_now_ms());
-  hz3_span_store_unlearn_locked(store, store->widest_slices, is_over ? store->kept_most : hz3_min(store->kept_low, store->kept_most));
+  hz3_span_store_unlearn_locked(store, is_over ? store->kept_most : hz3_min(store->kept_low, store->kept_most));
   for (size_t count = is_over ? store->kept_count : store->kept_low; count > 0; count--) {
     struct hz3_span *span = hz3_span_take_kept_locked(store);
     span->next = gone;
     gone = span;
   }
   store->kept_low = (uint32_t)store->kept_count;
-  hz3_pages_take_away();
   hz3_lock_release(&store->lock);
   hz3_spans_free(gone, free_span);
   hz3_pages_bring_back();

@@ -371,7 +371,7 @@ void hz3_span_place_locked(struct hz3_span_store *store, struct hz3_span *span, 
   hz3_span_unlink_locked(store, span);
   remove_span_locked(store, span);
   store->left_ms = hz3_span_look_at_clock(&off->now_ms);
-  if (!hz3_span_store_swings(store, store->left_ms)) hz3_span_store_unlearn_locked(store, widest_slices(span->size_class), store->kept_most);
+  if (!hz3_span_store_swings(store, store->left_ms)) hz3_span_store_unlearn_locked(store, store->kept_most);
   if (store->kept_count < store->kept_most) {
     hz3_span_keep_locked(store, span, off->free_span);
     return;

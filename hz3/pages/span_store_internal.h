@@ -72,7 +72,7 @@ void hz3_span_store_note_wanted_locked(struct hz3_span_store *store);
 // One more free span, of up to so many slices, may be kept, if that would have spared the pages the one that is wanted now.
 void hz3_span_store_learn_to_keep_locked(struct hz3_span_store *store, uint32_t widest_slices);
 // So many less may be kept.
-void hz3_span_store_unlearn_locked(struct hz3_span_store *store, uint32_t widest_slices, uint32_t spans);
+void hz3_span_store_unlearn_locked(struct hz3_span_store *store, uint32_t spans);
 // A span of which nothing is out waits for the class to want it again. It keeps its tag, its bitmap, and its place in the page map.
 void hz3_span_keep_locked(struct hz3_span_store *store, struct hz3_span *span, void (*free_span)(struct hz3_span *span));
 struct hz3_span *hz3_span_take_kept_locked(struct hz3_span_store *store);  // the lowest of those that there are
