@@ -13,10 +13,10 @@ import shutil
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Callable
+from typing import Callable, Iterable
 
 from bench.ssot import places, registry
 from bench.ssot.allocators import CONTROL, FLOOR, Allocator
@@ -112,11 +112,13 @@ def wanted(size: str, pattern: str) -> list[tuple[str, Case]]:
     return found
 
 
-def _run_all(calls: list[Callable[[], None]], at_a_time: int, stopped: threading.Event) -> None:
+def _run_all(calls: Iterable[Callable[[], None]], at_a_time: int, stopped: threading.Event) -> None:
     """Makes the calls in threads of their own. Ctrl-C arrives in this one alone, which then ends what they run."""
     with ThreadPoolExecutor(at_a_time) as pool:
-        runs = [pool.submit(call) for call in calls]
+        runs: list[Future] = []
         try:
+            for call in calls:
+                runs.append(pool.submit(call))
             for one in runs:
                 one.result()
         finally:

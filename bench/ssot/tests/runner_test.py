@@ -527,6 +527,21 @@ class CommandLine(unittest.TestCase):
             self.assertTrue(stopped.is_set())
             self.assertEqual(len(started.read_text().splitlines()), details.SIDE_BY_SIDE)
 
+    def test_an_interrupt_while_runs_are_being_started_ends_those_that_are(self):
+        heed_interrupts(self)
+        launch = partial(runner.launch, ["/bin/sh", "-c", "sleep 60"], allocators.system())
+
+        def calls():
+            yield launch
+            while not runner._running:
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+        start = time.monotonic()
+        with self.assertRaises(KeyboardInterrupt):
+            details._run_all(calls(), 2, threading.Event())
+        self.assertLess(time.monotonic() - start, 30)
+
     def test_a_signal_to_end_does_what_ctrl_c_does(self):
         with tempfile.TemporaryDirectory() as folder:
             tool = subprocess.Popen(
