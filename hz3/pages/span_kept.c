@@ -41,7 +41,8 @@ void hz3_span_store_unlearn_locked(struct hz3_span_store *store, uint32_t spans)
 
 struct hz3_span *hz3_span_take_kept_locked(struct hz3_span_store *store) {
   struct hz3_span *span = hz3_span_heap_take(&store->kept);
-  hz3_take_from_figure(&store->kept_count, 1);
+  // Release: pairs with the acquire in hz3_span_stores_give_up_kept. Who finds nothing kept sees that what was is taken away.
+  __atomic_store_n(&store->kept_count, store->kept_count - 1, __ATOMIC_RELEASE);
   hz3_take_from_figure(&store->kept_slices, span->slices);
   store->kept_low = hz3_min(store->kept_low, (uint32_t)store->kept_count);
   return span;
@@ -61,7 +62,7 @@ static void give_up_kept(struct hz3_span_store *store, bool all) {
   struct hz3_span *gone = NULL;
   hz3_lock_acquire(&store->lock);
   void (*free_span)(struct hz3_span *span) = store->free_span;
-  hz3_pages_take_away();  // before others can see that nothing is kept
+  hz3_pages_take_away();
   bool is_over = all || !hz3_span_store_swings(store, (uint32_t)hz3_os_now_ms());
   hz3_span_store_unlearn_locked(store, is_over ? store->kept_most : hz3_min(store->kept_low, store->kept_most));
   for (size_t count = is_over ? store->kept_count : store->kept_low; count > 0; count--) {
@@ -81,7 +82,8 @@ static struct hz3_span_store *first_keeping(void) { return __atomic_load_n(&keep
 // Who wants memory has no use for a store that keeps nothing; what that has learned may be out of date, for a tick to see.
 void hz3_span_stores_give_up_kept(bool all) {
   for (struct hz3_span_store *store = first_keeping(); store != NULL; store = store->next_keeping) {
-    if (!all || hz3_read_figure(&store->kept_count) != 0) give_up_kept(store, all);
+    // Acquire: pairs with the release in hz3_span_take_kept_locked.
+    if (!all || __atomic_load_n(&store->kept_count, __ATOMIC_ACQUIRE) != 0) give_up_kept(store, all);
   }
 }
 
