@@ -66,25 +66,27 @@ void *behind_ours(const void *caller, const char *name) {
 // The largest size, which always fails: libstdc++ rounds up to the alignment, from above that to a small one.
 HZ3_INLINE size_t no_more_than_any(size_t bytes) { return hz3_min(bytes, PTRDIFF_MAX); }
 
+// By whether they are of arrays, aligned, and throw.
+const char *const kOperators[2][2][2] = {
+    {{"_ZnwmRKSt9nothrow_t", "_Znwm"}, {"_ZnwmSt11align_val_tRKSt9nothrow_t", "_ZnwmSt11align_val_t"}},
+    {{"_ZnamRKSt9nothrow_t", "_Znam"}, {"_ZnamSt11align_val_tRKSt9nothrow_t", "_ZnamSt11align_val_t"}}};
+
 HZ3_COLD void *new_slow(size_t align, size_t bytes, hz3_block_origin origin, const void *caller) {
   void *pointer = hz3_is_power_of_two(align) ? alloc(align, bytes, origin) : nullptr;
   if (pointer != nullptr) return pointer;
-  bool is_array = origin == HZ3_FROM_NEW_ARRAY, is_aligned = align != 1;
-  void *next = behind_ours(caller, is_aligned ? is_array ? "_ZnamSt11align_val_t" : "_ZnwmSt11align_val_t" : is_array ? "_Znam" : "_Znwm");
+  void *next = behind_ours(caller, kOperators[origin == HZ3_FROM_NEW_ARRAY][align != 1][true]);
   if (next == nullptr) hz3_fatal(HZ3_FATAL_NO_RUNTIME, caller, 0);
-  return is_aligned ? reinterpret_cast<void *(*)(size_t, size_t)>(next)(no_more_than_any(bytes), align) : reinterpret_cast<void *(*)(size_t)>(next)(bytes);
+  if (align == 1) return reinterpret_cast<void *(*)(size_t)>(next)(bytes);
+  return reinterpret_cast<void *(*)(size_t, size_t)>(next)(no_more_than_any(bytes), align);
 }
 
 HZ3_COLD void *new_slow_nothrow(size_t align, size_t bytes, hz3_block_origin origin, const void *caller) noexcept {
   void *pointer = hz3_is_power_of_two(align) ? alloc(align, bytes, origin) : nullptr;
   if (pointer != nullptr) return pointer;
-  bool is_array = origin == HZ3_FROM_NEW_ARRAY;
-  if (align != 1) {
-    void *next = behind_ours(caller, is_array ? "_ZnamSt11align_val_tRKSt9nothrow_t" : "_ZnwmSt11align_val_tRKSt9nothrow_t");
-    return next == nullptr ? nullptr : reinterpret_cast<void *(*)(size_t, size_t, const void *)>(next)(no_more_than_any(bytes), align, "");
-  }
-  void *next = behind_ours(caller, is_array ? "_ZnamRKSt9nothrow_t" : "_ZnwmRKSt9nothrow_t");
-  return next == nullptr ? nullptr : reinterpret_cast<void *(*)(size_t, const void *)>(next)(bytes, "");
+  void *next = behind_ours(caller, kOperators[origin == HZ3_FROM_NEW_ARRAY][align != 1][false]);
+  if (next == nullptr) return nullptr;
+  if (align == 1) return reinterpret_cast<void *(*)(size_t, const void *)>(next)(bytes, "");
+  return reinterpret_cast<void *(*)(size_t, size_t, const void *)>(next)(no_more_than_any(bytes), align, "");
 }
 #else
 // As the standard asks: call the new handler and try again for as long as there is one; then bad_alloc. What no alignment is never
