@@ -13,7 +13,6 @@ USER_COPTS = [
     "-fno-builtin",
     "-Wall",
     "-Wextra",
-    "-Werror",
     "-Wno-unknown-warning-option",
     "-Wno-alloc-size-larger-than",
     "-Wno-use-after-free",
