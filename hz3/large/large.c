@@ -447,9 +447,27 @@ static enum hz3_os_moved move_pages(struct hz3_range *from, struct hz3_range *to
   return moved;
 }
 
+// Takes address space of free ranges away, clean ones included.
+static bool unmap_free_ranges(void) {
+  bool any = false;
+  for (unsigned bin = 0; bin < HZ3_RANGE_BINS; bin++) {
+    hz3_lock_acquire(&hz3_ranges.lock);
+    hz3_ranges_clear_shelf_locked();
+    struct hz3_range *range = hz3_ranges.bins[bin];
+    if (range != NULL) hz3_range_take_away_locked(range);
+    hz3_lock_release(&hz3_ranges.lock);
+    if (range == NULL) continue;
+    if (!unmap_range(range)) return any;  // too many maps
+    any = true;
+    bin--;  // until the bin is empty
+  }
+  return any;
+}
+
 // Maps what the block lacks right behind it, if it ends its mapping and nothing else is there. False also if it lacks nothing: then
 // bookkeeping memory is what there is none of.
-static bool map_behind(struct hz3_range *range, size_t place) {
+static bool grow_behind(struct hz3_range *range, size_t bytes) {
+  size_t place = placement_bytes(page_round(bytes));
   if (place <= range->bytes) return false;
   char *end = range->start + range->bytes;
   size_t lacking = place - range->bytes;
@@ -469,6 +487,7 @@ static bool map_behind(struct hz3_range *range, size_t place) {
   hz3_ranges.live_bytes += lacking;
   hz3_add_to_figure(&hz3_ranges.mapped_bytes, lacking);
   hz3_lock_release(&hz3_ranges.lock);
+  set_usable(range, page_round(bytes));
   return true;
 }
 
@@ -479,12 +498,10 @@ void *hz3_large_grow(void *pointer, size_t bytes) {
   // Half as much again of address space (untouched memory is free), so that a block growing in small steps seldom moves. Where that is
   // refused, what is lacking counts against a limit once, and a move needs address space for both places, a copy memory as well.
   struct hz3_range *to = alloc_range(bytes + bytes / 2, 1, false);
-  if (to == NULL && map_behind(from, placement_bytes(page_round(bytes)))) {
-    set_usable(from, page_round(bytes));
-    return pointer;
-  }
+  if (to == NULL && grow_behind(from, bytes)) return pointer;
   if (to == NULL) to = alloc_range(bytes, 1, false);
-  if (to == NULL) return NULL;
+  // What is free may lie right behind it, part of another mapping. For what there can never be, nothing is given up.
+  if (to == NULL) return hz3_os_can_map(bytes) && unmap_free_ranges() && grow_behind(from, bytes) ? pointer : NULL;
   size_t used = from->usable_bytes, moved_bytes = hz3_round_up(used, HZ3_SLICE_BYTES);
   // Where the target has its pages already, copying keeps those of the source for their next user.
   bool may_move = used >= MOVE_MIN_BYTES && hz3_dirty_count_bytes(to->start, moved_bytes) <= moved_bytes / 2;
@@ -500,23 +517,6 @@ void *hz3_large_grow(void *pointer, size_t bytes) {
     give_up(from, from->start, 0);
   }
   return to->start;
-}
-
-// Takes address space of free ranges away, clean ones included.
-static bool unmap_free_ranges(void) {
-  bool any = false;
-  for (unsigned bin = 0; bin < HZ3_RANGE_BINS; bin++) {
-    hz3_lock_acquire(&hz3_ranges.lock);
-    hz3_ranges_clear_shelf_locked();
-    struct hz3_range *range = hz3_ranges.bins[bin];
-    if (range != NULL) hz3_range_take_away_locked(range);
-    hz3_lock_release(&hz3_ranges.lock);
-    if (range == NULL) continue;
-    if (!unmap_range(range)) return any;  // too many maps
-    any = true;
-    bin--;  // until the bin is empty
-  }
-  return any;
 }
 
 void hz3_large_purge_idle(void) {

@@ -59,6 +59,7 @@ void hz3_range_detach_locked(struct hz3_range *range) {
   if (range->right != NULL) range->right->left = NULL;
   range->left = range->right = NULL;
   if (hz3_ranges.lowest == range) hz3_ranges.lowest = NULL;
+  if (hz3_ranges.highest == range) hz3_ranges.highest = NULL;
 }
 
 void hz3_range_absorb_right_locked(struct hz3_range *range) {
@@ -68,6 +69,7 @@ void hz3_range_absorb_right_locked(struct hz3_range *range) {
   range->was_purged |= right->was_purged;
   range->right = right->right;
   if (range->right != NULL) range->right->left = range;
+  if (hz3_ranges.highest == right) hz3_ranges.highest = range;
   hz3_range_recycle_locked(right);
 }
 
@@ -153,6 +155,7 @@ struct hz3_range *hz3_range_split_locked(struct hz3_range *range, size_t bytes) 
   rest->left = range;
   rest->right = range->right;
   if (rest->right != NULL) rest->right->left = rest;
+  if (hz3_ranges.highest == range) hz3_ranges.highest = rest;
   range->right = rest;
   range->bytes = bytes;
   return rest;
@@ -213,15 +216,19 @@ void hz3_ranges_clear_shelf_locked(void) {
 }
 
 void hz3_range_add_locked(char *start, size_t bytes) {
-  struct hz3_range *range = new_descriptor_locked(), *lowest = hz3_ranges.lowest;
+  struct hz3_range *range = new_descriptor_locked(), *lowest = hz3_ranges.lowest, *highest = hz3_ranges.highest;
   range->start = start;
   range->bytes = bytes;
   hz3_add_to_figure(&hz3_ranges.mapped_bytes, bytes);
   if (lowest != NULL && start + bytes == lowest->start) {
     range->right = lowest;
-    lowest->left = range;
+    hz3_ranges.lowest = lowest->left = range;
+  } else if (highest != NULL && highest->start + highest->bytes == start) {
+    range->left = highest;
+    hz3_ranges.highest = highest->right = range;
+  } else {
+    hz3_ranges.lowest = hz3_ranges.highest = range;
   }
-  hz3_ranges.lowest = range;
   hz3_range_free_locked(range);
 }
 

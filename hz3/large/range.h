@@ -59,7 +59,9 @@ struct hz3_ranges {
   unsigned shelf_next;                        // where the next one goes, the oldest
   unsigned size_hits;                         // allocations in a row for which one of the sizes was right, up to HZ3_SHELF_HITS
   struct hz3_range *spare;
-  struct hz3_range *lowest;  // first range of the newest mapping: the next mapping usually ends where it starts
+  // First and last range of the newest mappings that touch: the next mapping usually ends where the first starts, or starts where the last
+  // ends if the kernel maps upwards, as without a limit on the stack. NULL: gone.
+  struct hz3_range *lowest, *highest;
   struct hz3_retention retention;
   size_t mapped_bytes, live_bytes, live_blocks, dirty_bytes, purges;
   size_t taken_away;       // how many ranges are being purged or unmapped, or lose pages to blocks; lock, read without

@@ -99,8 +99,9 @@ static unsigned ends_of(const struct hz3_chunk *chunk) {
 
 void hz3_chunk_join_locked(struct hz3_chunk *chunk) {
   struct hz3_chunk *newest = hz3_pages.newest;
-  chunk->below = NULL;
+  chunk->below = newest != NULL && newest->base + HZ3_CHUNK_BYTES == chunk->base ? newest : NULL;
   chunk->above = newest != NULL && newest->base == chunk->base + HZ3_CHUNK_BYTES ? newest : NULL;
+  if (chunk->below != NULL) chunk->below->above = chunk;
   if (chunk->above != NULL) chunk->above->below = chunk;
   hz3_pages.newest = chunk;
   hz3_pages.advice_ends += ends_of(chunk);
@@ -110,7 +111,7 @@ void hz3_chunk_leave_locked(struct hz3_chunk *chunk) {
   hz3_pages.advice_ends -= ends_of(chunk);
   if (chunk->below != NULL) chunk->below->above = NULL;
   if (chunk->above != NULL) chunk->above->below = NULL;
-  if (hz3_pages.newest == chunk) hz3_pages.newest = chunk->above;
+  if (hz3_pages.newest == chunk) hz3_pages.newest = chunk->above != NULL ? chunk->above : chunk->below;
 }
 
 bool hz3_chunk_set_huge_locked(struct hz3_chunk *chunk, uint64_t huge) {

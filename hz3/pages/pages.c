@@ -264,15 +264,18 @@ static bool map_chunks(bool may_be_huge, bool is_fast) {
     hz3_pages.last_base = base;
     bool is_growing = chunks >= HZ3_SMALL_PAGE_CHUNKS || (chunks > 0 && is_fast);
     enum hz3_huge_answer answer = may_be_huge && is_growing ? hz3_huge_pages_ask(&hz3_pages.huge_use, base, bytes) : HZ3_HUGE_NONE;
-    size_t left = wanted;  // from the top down, so that each meets its neighbour
-    for (bool more = true; more && left > 0; left -= more) {
-      uint64_t first = left == 1 ? HZ3_LOW_HALF : 0;
+    bool is_upwards = last != NULL && base > last;
+    size_t added = 0;  // beginning with the one that meets the neighbour
+    for (bool more = true; more && added < wanted; added += more) {
+      size_t at = is_upwards ? added : wanted - 1 - added;
+      uint64_t first = at == 0 ? HZ3_LOW_HALF : 0;
       uint64_t huge = answer == HZ3_HUGE_ALL ? ~(uint64_t)0 : answer == HZ3_HUGE_BUT_FIRST ? ~first : 0;
       uint64_t dirty = answer == HZ3_HUGE_ONLY_FIRST ? first : 0;
-      more = add_chunk(base + (left - 1) * HZ3_CHUNK_BYTES, left == wanted ? guard : 0, huge, dirty, false);
+      more = add_chunk(base + at * HZ3_CHUNK_BYTES, at == wanted - 1 ? guard : 0, huge, dirty, false);
     }
-    if (left > 0) hz3_os_unmap(base, left * HZ3_CHUNK_BYTES + (left == wanted ? guard : 0));
-    return left < wanted;
+    size_t kept = is_upwards ? added * HZ3_CHUNK_BYTES : 0, rest = (wanted - added) * HZ3_CHUNK_BYTES;
+    if (rest > 0) hz3_os_unmap(base + kept, rest + (is_upwards || added == 0 ? guard : 0));
+    return added > 0;
   }
   return false;
 }

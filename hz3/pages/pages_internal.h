@@ -67,7 +67,7 @@ struct hz3_pages {
   uint64_t held;            // one bit per slice: not in its `free`, but counted in free_slices
   size_t dirty_slices;     // free, dirty, and not refused
   size_t advice_ends;      // halves whose advice differs from that of the half above
-  struct hz3_chunk *newest;  // the next one mostly lies right below it; NULL if it was unmapped and had no neighbour
+  struct hz3_chunk *newest;  // the next one mostly lies right beside it; NULL if it was unmapped and had no neighbour
   bool has_had_first;      // checked lane: a chunk was mapped, whatever became of it; lock: growth
   uint64_t grown_ms;  // when a span last found no room; lock: growth
   bool has_opened[HZ3_CLASS_COUNT][HZ3_SPAN_HOMES];  // a span of the class was allocated for the home; atomic
