@@ -62,7 +62,6 @@ struct hz3_pages {
   size_t chunks, free_slices, purges;
   size_t taken_away;       // how many calls hold slices that are neither free nor used: to purge or unmap them, or that stores kept; atomic
   size_t lost_by_fork;     // how many of those there were at the last fork, which cut their threads off
-  bool has_refusals;       // some chunk may have refused slices; lock
   struct hz3_chunk *first;  // of which slices are held back, if any are:
   uint64_t held;            // one bit per slice: not in its `free`, but counted in free_slices
   size_t dirty_slices;     // free, dirty, and not refused

@@ -803,6 +803,40 @@ TEST_F(Pages, WhatWasCleanWhenItWentIsNotWantedAgain) {
   EXPECT_EQ(hz3_pages.retention.limit_bytes, HZ3_RETAIN_MIN_BYTES + HZ3_SLICE_BYTES);
 }
 
+// Of a half of which one slice was ever used: the huge page made the others resident.
+TEST_F(Pages, ATrimTakesWhatNobodyUsedOfAHugePage) {
+  for (bool is_high : {false, true}) {
+    hz3_span *span;
+    do span = Alloc(kSliceClass);
+    while (Stats().chunks <= HZ3_SMALL_PAGE_CHUNKS || span->first_slice != (is_high ? HZ3_CHUNK_SLICES / 2 : 0));
+    hz3_chunk *chunk = ChunkOf(span);
+    ASSERT_EQ(chunk->huge, ~uint64_t{0});
+    *span->base = 1;
+    char *half = chunk->base + (is_high ? HZ3_HUGE_PAGE_BYTES : 0);
+    hz3_pages_trim(true);
+    EXPECT_LE(ResidentBytes(half, HZ3_HUGE_PAGE_BYTES), size_t{HZ3_SLICE_BYTES});
+    EXPECT_EQ(*span->base, 1);
+    EXPECT_EQ(Stats().dirty_bytes, 0u);
+    EXPECT_EQ(chunk->huge, is_high ? HZ3_LOW_HALF : HZ3_HIGH_HALF) << "or it would be filled again";
+    while (!Live().empty()) Free(*Live().begin());
+    hz3_pages_trim(true);
+  }
+}
+
+// What a trim leaves of a heap that was big is that of a small program.
+TEST_F(Pages, ATrimThatLeavesFewChunksLeavesThemSmallPages) {
+  std::vector<hz3_span *> spans;
+  for (int i = 0; i < (HZ3_SMALL_PAGE_CHUNKS + 1) * HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
+  hz3_chunk *last = ChunkOf(spans.back());
+  EXPECT_NE(last->huge, 0u);
+  for (hz3_span *span : spans)
+    if (span != spans.back()) Free(span);
+  hz3_pages_trim(true);
+  ASSERT_EQ(Stats().chunks, 1u);
+  EXPECT_EQ(ChunkOf(spans.back()), last);
+  EXPECT_EQ(last->huge, 0u);
+}
+
 // As small programs have: a huge page would be more than they ever use.
 TEST_F(Pages, HalvesOfTheFirstChunksAskForNone) {
   std::vector<hz3_span *> spans;

@@ -140,13 +140,13 @@ static bool purge_oldest_locked(unsigned *slices) {
   if (chunk == NULL) return false;
   // Where huge pages are asked for, the kernel makes them afterwards, too, and would fill what is purged between blocks again.
   // So only halves go as long as there are any. When parts of halves have to go, those halves do without huge pages until they are
-  // free as a whole; with the parts go the clean slices, which the huge pages made resident.
+  // free as a whole; with the parts go the clean slices, which the huge pages made resident. So do halves of a heap that is small.
   uint64_t halves = free_halves(chunk), huge_before = chunk->huge;
   bool in_halves = (halves & chunk->dirty) != 0;
   uint64_t part = in_halves ? halves : ~halves;
   uint64_t mask = chunk->free & ~chunk->refused & part & (chunk->dirty | huge_before), dirty = mask & chunk->dirty;
-  bool may_be_huge = hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS && hz3_huge_pages_pay();
-  uint64_t huge = !in_halves ? huge_before & ~halves_of(mask) : may_be_huge ? huge_before | part : huge_before;
+  bool may_be_huge = in_halves && hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS;
+  uint64_t huge = !may_be_huge ? huge_before & ~halves_of(mask) : hz3_huge_pages_pay() ? huge_before | part : huge_before;
   uint64_t advised = hz3_chunk_set_huge_locked(chunk, huge) ? huge ^ huge_before : 0;
   unsigned count = (unsigned)__builtin_popcountll(mask);
   chunk->free &= ~mask;
@@ -158,7 +158,7 @@ static bool purge_oldest_locked(unsigned *slices) {
   hz3_lock_release(&hz3_pages.lock);
   if (advised != 0) {
     char *start = chunk->base + (size_t)__builtin_ctzll(advised) * HZ3_SLICE_BYTES;
-    hz3_os_advise_huge(start, (size_t)__builtin_popcountll(advised) * HZ3_SLICE_BYTES, in_halves);
+    hz3_os_advise_huge(start, (size_t)__builtin_popcountll(advised) * HZ3_SLICE_BYTES, may_be_huge);
   }
   uint64_t purged = purge_runs(chunk, mask);
   hz3_lock_acquire(&hz3_pages.lock);
@@ -166,7 +166,6 @@ static bool purge_oldest_locked(unsigned *slices) {
   chunk->purged |= purged & dirty;
   chunk->dirty &= ~purged;
   chunk->refused |= mask & ~purged;
-  hz3_pages.has_refusals |= mask != purged;
   chunk->free |= mask;
   hz3_pages.free_slices += count;
   hz3_pages.purges++;
@@ -240,7 +239,9 @@ static bool unmap_one_chunk(void) {
   hz3_lock_acquire(&hz3_pages.lock);
   struct hz3_chunk *chunk = hz3_pages.by_run[HZ3_CHUNK_SLICES];
   if (chunk != NULL) {
-    hz3_pages.dirty_slices -= (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk));
+    unsigned dirty = (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk));
+    if (dirty > 0) hz3_retention_note_purge(&hz3_pages.retention, dirty * HZ3_SLICE_BYTES, hz3_pages_used_bytes_locked());
+    hz3_pages.dirty_slices -= dirty;
     chunk->free = 0;
     hz3_pages.free_slices -= HZ3_CHUNK_SLICES;
     hz3_chunk_note_dirty_locked(chunk);
@@ -258,7 +259,6 @@ static bool unmap_one_chunk(void) {
     chunk->next = hz3_pages.spare_descriptors;
     hz3_pages.spare_descriptors = chunk;
   } else {  // too many maps: keep it
-    hz3_pages.has_refusals |= chunk->refused != 0;
     hz3_chunk_join_locked(chunk);
     chunk->free = ~(uint64_t)0;
     hz3_pages.free_slices += HZ3_CHUNK_SLICES;
@@ -270,26 +270,37 @@ static bool unmap_one_chunk(void) {
   return unmapped;
 }
 
+// The first free slice of each half that asks for a huge page and is in use, and of which nothing that is free was ever used: all of it is
+// resident. With that slice the others go.
+static uint64_t resident_unused(const struct hz3_chunk *chunk) {
+  uint64_t low = chunk->free & HZ3_LOW_HALF, high = chunk->free & HZ3_HIGH_HALF, slices = 0;
+  if (low != HZ3_LOW_HALF && (low & chunk->dirty) == 0) slices |= low & -low;
+  if (high != HZ3_HIGH_HALF && (high & chunk->dirty) == 0) slices |= high & -high;
+  return slices & chunk->huge;
+}
+
 // What was locked may be no more.
-static void forget_refusals(void) {
+static void find_resident(void) {
   hz3_lock_acquire(&hz3_pages.lock);
-  for (unsigned run = 1; hz3_pages.has_refusals && run <= HZ3_CHUNK_SLICES; run++) {
+  for (unsigned run = 1; run <= HZ3_CHUNK_SLICES; run++) {
     for (struct hz3_chunk *chunk = hz3_pages.by_run[run]; chunk != NULL; chunk = chunk->next) {
-      hz3_pages.dirty_slices += (unsigned)__builtin_popcountll(chunk->free & chunk->dirty & chunk->refused);
+      unsigned before = (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk));
       chunk->refused = 0;
+      chunk->dirty |= resident_unused(chunk);
+      hz3_pages.dirty_slices += (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk)) - before;
       hz3_chunk_note_dirty_locked(chunk);
     }
   }
-  hz3_pages.has_refusals = false;
   hz3_lock_release(&hz3_pages.lock);
 }
 
 bool hz3_pages_trim(bool unmap) {
   hz3_span_stores_give_up_kept(true);
-  forget_refusals();
   hz3_first_chunk_offer(HZ3_CHUNK_SLICES);  // or its chunk would not be free as a whole
-  bool any = hz3_pages_purge_to(0);
+  bool any = false;
   while (unmap && unmap_one_chunk()) any = true;
+  find_resident();
+  any |= hz3_pages_purge_to(0);
   hz3_os_await(&hz3_pages.taken_away, hz3_pages.lost_by_fork, HZ3_TAKEN_AWAY_MS);
   return any;
 }
