@@ -825,16 +825,20 @@ TEST_F(Pages, ATrimTakesWhatNobodyUsedOfAHugePage) {
 
 // What a trim leaves of a heap that was big is that of a small program.
 TEST_F(Pages, ATrimThatLeavesFewChunksLeavesThemSmallPages) {
-  std::vector<hz3_span *> spans;
-  for (int i = 0; i < (HZ3_SMALL_PAGE_CHUNKS + 1) * HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
-  hz3_chunk *last = ChunkOf(spans.back());
-  EXPECT_NE(last->huge, 0u);
-  for (hz3_span *span : spans)
-    if (span != spans.back()) Free(span);
-  hz3_pages_trim(true);
-  ASSERT_EQ(Stats().chunks, 1u);
-  EXPECT_EQ(ChunkOf(spans.back()), last);
-  EXPECT_EQ(last->huge, 0u);
+  for (bool was_purged : {false, true}) {
+    std::vector<hz3_span *> spans;
+    for (int i = 0; i < (HZ3_SMALL_PAGE_CHUNKS + 1) * HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
+    hz3_span *kept = spans.back();
+    spans.pop_back();
+    EXPECT_NE(ChunkOf(kept)->huge, 0u);
+    for (hz3_span *span : spans) Free(span);
+    if (was_purged) hz3_pages_purge_to(0);
+    hz3_pages_trim(true);
+    ASSERT_EQ(Stats().chunks, 1u);
+    EXPECT_EQ(ChunkOf(kept)->huge, 0u);
+    Free(kept);
+    hz3_pages_trim(true);
+  }
 }
 
 // As small programs have: a huge page would be more than they ever use.

@@ -270,23 +270,24 @@ static bool unmap_one_chunk(void) {
   return unmapped;
 }
 
-// The first free slice of each half that asks for a huge page and is in use, and of which nothing that is free was ever used: all of it is
-// resident. With that slice the others go.
-static uint64_t resident_unused(const struct hz3_chunk *chunk) {
+// Of a half that asks for a huge page all is resident once one block lies in it. So of each of which nothing that is free is dirty the
+// first free slice, with which the others go: of those in use, and of all if the heap is small.
+static uint64_t unused_behind_huge_pages(const struct hz3_chunk *chunk) {
   uint64_t low = chunk->free & HZ3_LOW_HALF, high = chunk->free & HZ3_HIGH_HALF, slices = 0;
-  if (low != HZ3_LOW_HALF && (low & chunk->dirty) == 0) slices |= low & -low;
-  if (high != HZ3_HIGH_HALF && (high & chunk->dirty) == 0) slices |= high & -high;
+  bool is_small = hz3_pages.chunks <= HZ3_SMALL_PAGE_CHUNKS;
+  if ((is_small || low != HZ3_LOW_HALF) && (low & chunk->dirty) == 0) slices |= low & -low;
+  if ((is_small || high != HZ3_HIGH_HALF) && (high & chunk->dirty) == 0) slices |= high & -high;
   return slices & chunk->huge;
 }
 
 // What was locked may be no more.
-static void find_resident(void) {
+static void find_what_was_left(void) {
   hz3_lock_acquire(&hz3_pages.lock);
   for (unsigned run = 1; run <= HZ3_CHUNK_SLICES; run++) {
     for (struct hz3_chunk *chunk = hz3_pages.by_run[run]; chunk != NULL; chunk = chunk->next) {
       unsigned before = (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk));
       chunk->refused = 0;
-      chunk->dirty |= resident_unused(chunk);
+      chunk->dirty |= unused_behind_huge_pages(chunk);
       hz3_pages.dirty_slices += (unsigned)__builtin_popcountll(hz3_chunk_purgeable(chunk)) - before;
       hz3_chunk_note_dirty_locked(chunk);
     }
@@ -299,7 +300,7 @@ bool hz3_pages_trim(bool unmap) {
   hz3_first_chunk_offer(HZ3_CHUNK_SLICES);  // or its chunk would not be free as a whole
   bool any = false;
   while (unmap && unmap_one_chunk()) any = true;
-  find_resident();
+  find_what_was_left();
   any |= hz3_pages_purge_to(0);
   hz3_os_await(&hz3_pages.taken_away, hz3_pages.lost_by_fork, HZ3_TAKEN_AWAY_MS);
   return any;
