@@ -873,6 +873,7 @@ TEST_F(Pages, OnlyChunksThatTouchAreNeighbours) {
   hz3_chunk *first = ChunkOf(Alloc(kSliceClass));
   const size_t page = hz3_os_page_bytes();
   void *const between[] = {hz3_os_map(first->base - page, page), hz3_os_map(first->base + HZ3_CHUNK_BYTES, page)};  // or others' are there
+  for (void *wall : between) ASSERT_NE(wall, nullptr);
   while (Stats().chunks == 1) Alloc(kSliceClass);
   EXPECT_NE(hz3_pages.newest, first);
   for (hz3_chunk *chunk : {hz3_pages.newest, first}) EXPECT_TRUE(chunk->above == nullptr && chunk->below == nullptr);

@@ -273,11 +273,9 @@ static bool unmap_one_chunk(void) {
 // Of a half that asks for a huge page all is resident once one block lies in it. So of each of which nothing that is free is dirty the
 // first free slice, with which the others go: of those in use, and of all if the heap is small.
 static uint64_t unused_behind_huge_pages(const struct hz3_chunk *chunk) {
-  uint64_t low = chunk->free & HZ3_LOW_HALF, high = chunk->free & HZ3_HIGH_HALF, slices = 0;
-  bool is_small = hz3_pages.chunks <= HZ3_SMALL_PAGE_CHUNKS;
-  if ((is_small || low != HZ3_LOW_HALF) && (low & chunk->dirty) == 0) slices |= low & -low;
-  if ((is_small || high != HZ3_HIGH_HALF) && (high & chunk->dirty) == 0) slices |= high & -high;
-  return slices & chunk->huge;
+  uint64_t spared = hz3_pages.chunks <= HZ3_SMALL_PAGE_CHUNKS ? 0 : free_halves(chunk), slices = chunk->free & chunk->huge & ~spared;
+  uint64_t low = slices & HZ3_LOW_HALF, high = slices & HZ3_HIGH_HALF;
+  return ((low & chunk->dirty) == 0 ? low & -low : 0) | ((high & chunk->dirty) == 0 ? high & -high : 0);
 }
 
 // What was locked may be no more.
