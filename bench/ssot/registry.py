@@ -261,6 +261,16 @@ SPARSE = [
     for threads in (1, 2)
 ]
 
+def _drawn(seed: int) -> Case:
+    threads = (1, 2, 1, 8)[seed % 4]
+    return Case(f"drawn/{seed}/t{threads}", "drawn", f"what seed {seed} draws (drawn --help)",
+                _sized(f"threads={threads} milliseconds={{n}} seed={seed}", "100", "250", "1000"),
+                threads=threads, sets=RARE)
+
+
+# The first seeds there are, whatever they draw: none was chosen, nor left out.
+DRAWN = [_drawn(seed) for seed in range(1, 61)]
+
 # One operation of `versions` is some twenty allocations, of the others a few.
 CONTAINERS = [
     Case(f"containers/{kind}/t{threads}", "containers", stresses,
@@ -350,7 +360,7 @@ DETAILED = {
 }
 CASES: list[Case] = [
     replace(case, details=case.name in DETAILED)
-    for case in (*SINGLE, *FRAMES, *QUEUES, *SPARSE, *CONTAINERS, *_remote_matrix(), *THREADED, *MEMORY, *REAL)
+    for case in (*SINGLE, *FRAMES, *QUEUES, *SPARSE, *DRAWN, *CONTAINERS, *_remote_matrix(), *THREADED, *MEMORY, *REAL)
 ]
 
 

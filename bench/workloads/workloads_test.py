@@ -24,6 +24,7 @@ TINY = {
     "cache_scratch": "2 10 8 1000",
     "cache_thrash": "2 10 8 1000",
     "containers": "2 20000 1 documents",
+    "drawn": "2 20 47",
     "false_sharing": "2 5 100",
     "fragment": "1 16",
     "frames": "2 20 300 500 1 2",
@@ -48,7 +49,7 @@ TINY = {
 }
 
 # Programs that notice when a block in use changes its contents.
-CHECKING = ("frames", "larson", "mstress", "phases", "producer_consumer", "queue", "sparse", "tasks", "thread_churn",
+CHECKING = ("drawn", "frames", "larson", "mstress", "phases", "producer_consumer", "queue", "sparse", "tasks", "thread_churn",
             "tree", "large_blocks")
 
 # threads iters remote_pct max | allocated local_freed remote_sent bytes
@@ -352,6 +353,34 @@ class ExactWork(unittest.TestCase):
         self.assertGreaterEqual(ops, mallocs + frees - tasks * (8 * 6 + 2))
         self.assertGreater(ops, 2 * steps)
         self.assertGreater(asked, 16 * mallocs)
+
+  def test_drawn(self):
+    # Seeds that draw neither calloc nor realloc, which the probe does not count, one for each order.
+    orders = []
+    for seed in (3, 11, 21, 22, 35, 60):
+      with self.subTest(seed=seed):
+        out, mallocs, asked, frees = self.count("drawn", "2 5 %d" % seed)
+        drawn = fields(out, "[BENCH_ARGS]")
+        orders.append(drawn["order"])
+        self.assertEqual((drawn["cleared"], drawn["grown"]), ("0%", "0%"))
+        self.assertEqual((int(fields(out, "drawn:")["ops"]), frees), (mallocs, mallocs))
+        if drawn["sizes"] == "one":
+          self.assertEqual(asked, mallocs * int(drawn["mean"]))
+    self.assertEqual(sorted(orders), ["batches", "drops", "queue", "random", "stack", "young"])
+
+  def test_drawn_draws_everything_and_the_same_for_any_threads(self):
+    seen = set()
+    for seed in range(1, 31):
+      drawn = []
+      for threads in (1, 3):
+        status, out, err = run("drawn", "%d 1 %d" % (threads, seed))
+        self.assertEqual(status, 0, err)
+        drawn.append(fields(out, "[BENCH_ARGS]"))
+      for what in set(drawn[0]) - {"threads", "places"}:
+        self.assertEqual(drawn[0][what], drawn[1][what])
+      seen |= {what + "=" + drawn[0][what] for what in ("sizes", "order", "free_order", "written")}
+      seen |= {what for what in ("cleared", "grown", "passed") if drawn[0][what] != "0%"}
+    self.assertEqual(len(seen), 5 + 6 + 3 + 4 + 3, seen)
 
   def test_queue(self):
     for way, fill in ((0, 0), (1, 0), (0, 1)):
