@@ -19,7 +19,7 @@
 #define MOST_LIVE_SHIFT 26u  // fewer than 128 MiB live
 #define MOST_PLACES (UINT64_C(1) << 20)
 #define ROUND 256u
-#define SHELF 4096u  // blocks on their way from thread to thread
+#define MOST_SHELF 4096u
 #define PERCENT 100u
 
 enum { ONE_SIZE, TWO_SIZES, EVEN, EVEN_IN_LOG, DOUBLING, SIZE_KINDS };
@@ -59,7 +59,8 @@ static struct {
 static struct {
   uint64_t deadline_ns;
   struct worker* workers;
-  unsigned char* shelf[SHELF];
+  uint64_t shelf_places;  // for blocks on their way from thread to thread
+  unsigned char* shelf[MOST_SHELF];
 } run;
 
 static uint64_t below(uint64_t* state, uint64_t end) {
@@ -218,7 +219,7 @@ static void release_or_pass(struct worker* worker, unsigned char** place) {
   unsigned char* block = *place;
   *place = NULL;
   if (block != NULL && is_chance(&worker->state, draw.passed_percent)) {
-    unsigned char** shelf = &run.shelf[below(&worker->state, SHELF)];
+    unsigned char** shelf = &run.shelf[below(&worker->state, run.shelf_places)];
     block = __atomic_exchange_n(shelf, block, __ATOMIC_ACQ_REL);
   }
   release(block);
@@ -327,6 +328,7 @@ static void prepare(unsigned threads, uint64_t seed, uint64_t milliseconds) {
   draw_program(seed);
   uint64_t places = draw.live_bytes / mean_size();
   places = (places < MOST_PLACES ? places : MOST_PLACES) / threads + 2;
+  run.shelf_places = places < MOST_SHELF ? places : MOST_SHELF;
   run.workers = wl_map(threads * sizeof(*run.workers));
   for (unsigned i = 0; i < threads; i++) {
     run.workers[i].places = wl_map(places * sizeof(*run.workers[i].places));
@@ -363,7 +365,7 @@ int main(int argc, char** argv) {
   unsigned threads = (unsigned)args[0].value;
   prepare(threads, args[2].value, args[1].value);
   double time = wl_seconds(wl_run(threads, work, NULL));
-  for (unsigned i = 0; i < SHELF; i++) {
+  for (uint64_t i = 0; i < run.shelf_places; i++) {
     release(run.shelf[i]);
   }
   uint64_t ops = 0;
