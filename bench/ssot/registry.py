@@ -261,6 +261,7 @@ SPARSE = [
     for threads in (1, 2)
 ]
 
+
 def _drawn(seed: int) -> Case:
     threads = (1, 2, 1, 8)[seed % 4]
     return Case(f"drawn/{seed}/t{threads}", "drawn", f"what seed {seed} draws (drawn --help)",

@@ -284,32 +284,35 @@ static void fill_and_drop(struct worker* worker) {
   }
 }
 
+// Where the next block is replaced.
+static uint64_t next_place(struct worker* worker) {
+  uint64_t end = worker->count;
+  if (draw.order == QUEUE) {
+    uint64_t oldest = worker->next;
+    worker->next = (oldest + 1) % worker->count;
+    return oldest;
+  }
+  if (draw.order == MOST_DIE_YOUNG && is_chance(&worker->state, 95)) {
+    end = worker->count / 50 + 1;
+  }
+  return below(&worker->state, end);
+}
+
 static void do_round(struct worker* worker) {
-  for (unsigned i = 0; i < ROUND; i++) {
-    switch (draw.order) {
-      case AT_RANDOM:
-        replace(worker, below(&worker->state, worker->count));
-        break;
-      case QUEUE:
-        replace(worker, worker->next);
-        worker->next = (worker->next + 1) % worker->count;
-        break;
-      case MOST_DIE_YOUNG: {
-        bool dies_young = is_chance(&worker->state, 95);
-        uint64_t end = dies_young ? worker->count / 50 + 1 : worker->count;
-        replace(worker, below(&worker->state, end));
-        break;
+  switch (draw.order) {
+    case STACK:
+      move_stack(worker);
+      break;
+    case BATCHES:
+      do_batch(worker);
+      break;
+    case DROPS:
+      fill_and_drop(worker);
+      break;
+    default:
+      for (unsigned i = 0; i < ROUND; i++) {
+        replace(worker, next_place(worker));
       }
-      case STACK:
-        move_stack(worker);
-        return;
-      case BATCHES:
-        do_batch(worker);
-        return;
-      default:
-        fill_and_drop(worker);
-        return;
-    }
   }
 }
 
