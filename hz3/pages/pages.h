@@ -26,7 +26,7 @@ struct hz3_span {
   uint16_t sample;      // the object that is watched for how long it is out, or HZ3_SPAN_NO_SAMPLE (span_store.c)
   int32_t until_settle; // objects that have to come back before settle_out are out
   union {
-    uint32_t marked_ms;   // of a sparse span: when the pages between its objects were purged, if was_purged; else when a tick first saw it, 0: none has
+    uint32_t marked_ms;   // of a sparse span: when the pages between its objects were purged, if was_purged; else when it was first seen on its list, 0: nobody has
     uint32_t sampled_at;  // of any other, if there is a sample: what its store had handed out then
   };
   uint16_t objects;     // that it has room for: those of the class's smallest span, once or several times

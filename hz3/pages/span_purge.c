@@ -8,21 +8,13 @@
 
 // If a span has been sparse or hollow, and not in use, for a second, and its class is shrinking, a tick gives the pages between the
 // objects back, and again with each half of them that comes back until the span is hollow. Not sooner: with them goes the huge page that
-// they are part of, and most of what a program drops is in use again, or free as a whole, a moment later (docs/decisions/0023). For each
-// span that it may purge, a tick looks at so many, LOOKS_PER_PURGE.
-enum { SPARSE_MS = 1000, LOOKS_PER_PURGE = 4 };
+// they are part of, and most of what a program drops is in use again, or free as a whole, a moment later (docs/decisions/0023).
+enum { SPARSE_MS = 1000 };
 enum { HELD_UP_MS = 60 * 1000 };  // a tick that has read the clock may take so long to come here
 
 enum { MOST_WORDS = HZ3_SLICE_BYTES / 16 / 64 };  // of a bitmap: those of a slice of the smallest objects
 #define FITS_WORDS(class, below, bytes, slices, objects) _Static_assert((objects) <= 64 * MOST_WORDS, "a copy of any span's bitmap fits");
 HZ3_SIZE_CLASSES(FITS_WORDS)
-
-void hz3_span_take_to_purge_locked(struct hz3_span_store *store, struct hz3_span *span, uint32_t now_ms) {
-  hz3_span_unlist_locked(store, span);
-  span->was_purged = true;
-  span->marked_ms = now_ms;
-  hz3_pages_note_hollow_purge();
-}
 
 struct purge_result {
   bool any, is_refused;  // some of the memory was given back; some is locked by the user
@@ -117,13 +109,17 @@ bool hz3_span_store_purge(struct hz3_span_store *store, void (*free_span)(struct
   return any;
 }
 
-// The last one on the list, if a tick saw it sparse or hollow long enough ago. One that no tick has seen is marked, and goes to the front.
-static struct hz3_span *due_locked(struct hz3_span_store *store, uint8_t list, uint32_t now_ms, size_t *looks) {
+struct hz3_span *hz3_span_take_due_locked(struct hz3_span_store *store, uint8_t list, uint32_t now_ms, uint32_t wait_ms, size_t *looks) {
   for (; *looks > 0 && store->lists[list] != NULL; --*looks) {
     struct hz3_span *last = store->lists[list]->prev;
     if (last->marked_ms != 0) {
-      uint32_t sparse_ms = now_ms - last->marked_ms;  // below zero, modulo 2^32, if another tick marked it after now_ms
-      return sparse_ms >= SPARSE_MS && sparse_ms <= UINT32_MAX - HELD_UP_MS ? last : NULL;
+      uint32_t seen_ms = now_ms - last->marked_ms;  // below zero, modulo 2^32, if another thread marked it after now_ms
+      if (seen_ms < wait_ms || seen_ms > UINT32_MAX - HELD_UP_MS) return NULL;
+      hz3_span_unlist_locked(store, last);
+      last->was_purged = true;
+      last->marked_ms = now_ms;
+      hz3_pages_note_hollow_purge();
+      return last;
     }
     hz3_span_unlink_locked(store, last);
     hz3_span_link_locked(store, last, list);
@@ -135,16 +131,15 @@ static struct hz3_span *due_locked(struct hz3_span_store *store, uint8_t list, u
 // Takes one off the lists, rather a hollow one.
 static struct hz3_span *take_sparse(struct hz3_span_store *store, uint32_t now_ms, size_t *looks) {
   hz3_lock_acquire(&store->lock);
-  struct hz3_span *due = due_locked(store, HZ3_HOLLOW_LIST, now_ms, looks);
-  if (due == NULL) due = due_locked(store, HZ3_SPARSE_LIST, now_ms, looks);
-  if (due != NULL) hz3_span_take_to_purge_locked(store, due, now_ms);
+  struct hz3_span *span = hz3_span_take_due_locked(store, HZ3_HOLLOW_LIST, now_ms, SPARSE_MS, looks);
+  if (span == NULL) span = hz3_span_take_due_locked(store, HZ3_SPARSE_LIST, now_ms, SPARSE_MS, looks);
   hz3_lock_release(&store->lock);
-  return due;
+  return span;
 }
 
 size_t hz3_span_store_purge_sparse(struct hz3_span_store *store, uint32_t now_ms, size_t most, void (*free_span)(struct hz3_span *span)) {
   struct hz3_off_list off = {.free_span = free_span};
-  size_t count = 0, looks = most * LOOKS_PER_PURGE;
+  size_t count = 0, looks = most * HZ3_LOOKS_PER_PURGE;
   if (HZ3_CHECKED) return 0;
   for (struct hz3_span *span; count < most && (span = take_sparse(store, now_ms, &looks)) != NULL; count++) purge_inside(store, span, &off);
   hz3_spans_free(off.retired, off.free_span);

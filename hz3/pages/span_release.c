@@ -7,8 +7,9 @@
 #include "hz3/pages/page_map.h"
 #include "hz3/pages/pages_internal.h"
 
-// If a span is hollow, need not wait, and its class is half empty, the pages between the objects go, too, and once more when one is left
-// (docs/decisions/0023). With each release so many spans at most: a free makes up to three, a tick one and more for each class.
+// If a span has been hollow for HZ3_SOON_MS, need not wait, and its class is half empty, the pages between the objects go, too, and once
+// more when one is left (docs/decisions/0023). With each release so many spans at most: a free makes up to three, a tick one and more for
+// each class.
 enum { HOLLOW_MOST = 16 };
 
 // The page map's entry for what should be an object of the class. Whether it lies in the carved part is for the caller to see.
@@ -40,11 +41,12 @@ static void take_hollow_locked(struct hz3_span_store *store, struct hz3_off_list
   if (HZ3_CHECKED || store->lists[HZ3_HOLLOW_LIST] == NULL || !is_half_empty(store)) return;
   uint32_t now_ms = hz3_span_look_at_clock(&off->now_ms);
   if (!hz3_pages_are_hollow_due(now_ms)) return;
-  for (; store->lists[HZ3_HOLLOW_LIST] != NULL && off->hollow_count < HOLLOW_MOST; off->hollow_count++) {
-    struct hz3_span *oldest = store->lists[HZ3_HOLLOW_LIST]->prev;
-    hz3_span_take_to_purge_locked(store, oldest, now_ms);
-    oldest->next = off->hollow;
-    off->hollow = oldest;
+  size_t looks = HOLLOW_MOST * HZ3_LOOKS_PER_PURGE;
+  for (struct hz3_span *span; off->hollow_count < HOLLOW_MOST; off->hollow_count++) {
+    span = hz3_span_take_due_locked(store, HZ3_HOLLOW_LIST, now_ms, HZ3_SOON_MS, &looks);
+    if (span == NULL) return;
+    span->next = off->hollow;
+    off->hollow = span;
   }
 }
 

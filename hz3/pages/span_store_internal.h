@@ -13,6 +13,7 @@ HZ3_BEGIN_DECLS
 // Of a sparse span a quarter is out, or less; of a hollow one so few objects, mostly in caches of threads that may stay silent. What may
 // then become of their pages: span_purge.c.
 enum { HZ3_SPARSE_LIST = HZ3_SPAN_LISTS - 3, HZ3_HOLLOW_LIST, HZ3_PURGED_LIST, HZ3_HOLLOW_OBJECTS = 4 };
+enum { HZ3_LOOKS_PER_PURGE = 4 };  // for each span that may be purged, so many are looked at
 
 // Spans that a release or a purge took off the lists, linked by next.
 struct hz3_off_list {
@@ -63,7 +64,9 @@ void hz3_span_place_locked(struct hz3_span_store *store, struct hz3_span *span, 
 void hz3_span_store_note_released_locked(struct hz3_span_store *store, unsigned size_class, size_t count, struct hz3_off_list *off);
 
 // span_purge.c
-void hz3_span_take_to_purge_locked(struct hz3_span_store *store, struct hz3_span *span, uint32_t now_ms);
+// Takes the last span of a list off, to be purged within, if it was seen there at least `wait_ms` ago. One that nobody has seen is marked,
+// and goes to the front.
+struct hz3_span *hz3_span_take_due_locked(struct hz3_span_store *store, uint8_t list, uint32_t now_ms, uint32_t wait_ms, size_t *looks);
 void hz3_spans_purge_hollow(struct hz3_span_store *stores, struct hz3_off_list *off);
 
 // span_kept.c
