@@ -34,6 +34,8 @@ static bool is_sparse(const struct hz3_huge_use *use) { return __atomic_load_n(&
 
 bool hz3_huge_pages_pay(void) { return !are_dear() && !is_sparse(&hz3_pages.huge_use); }
 
+bool hz3_huge_pages_are_cheap(void) { return hz3_huge_pages_pay() && __atomic_load_n(&hz3_pages.huge_pause_ms, __ATOMIC_RELAXED) == 0; }
+
 // What was not written at all, or is not there any more, tells nothing.
 static void look_at_witness(struct hz3_huge_use *use) {
   char *witness = __atomic_exchange_n(&use->witness, NULL, __ATOMIC_RELAXED);
@@ -116,7 +118,8 @@ void hz3_chunk_leave_locked(struct hz3_chunk *chunk) {
 
 bool hz3_chunk_set_huge_locked(struct hz3_chunk *chunk, uint64_t huge) {
   uint64_t before = chunk->huge;
-  size_t others = hz3_pages.advice_ends - ends_of(chunk), most = HZ3_ADVICE_ENDS + hz3_pages.chunks / HZ3_CHUNKS_PER_ADVICE_END;
+  size_t others = hz3_pages.advice_ends - ends_of(chunk), chunks = hz3_pages.chunks;
+  size_t most = HZ3_ADVICE_ENDS + ((huge & ~before) != 0 ? hz3_min(chunks, HZ3_RENEWED_ENDS) : chunks / HZ3_CHUNKS_PER_ADVICE_END);
   chunk->huge = huge;
   size_t ends = others + ends_of(chunk);
   if (ends > hz3_pages.advice_ends && ends > most) {

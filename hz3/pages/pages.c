@@ -349,8 +349,10 @@ void hz3_pages_free_span(struct hz3_span *span) {
   span->size_class = 0;
   if (HZ3_CHECKED) hz3_object_words_free(size_class, hz3_object_map_clear(span->base, size_class));
   hz3_lock_acquire(&hz3_pages.lock);
-  chunk_of(span)->dirty |= hz3_slice_mask(span->first_slice, span->slices);
+  struct hz3_chunk *chunk = chunk_of(span);
+  chunk->dirty |= hz3_slice_mask(span->first_slice, span->slices);
   put_span_back_locked(span);
+  hz3_chunk_renew_halves_locked(chunk);
   size_t limit = hz3_retention_limit(&hz3_pages.retention, hz3_pages_used_bytes_locked());
   size_t dirty = hz3_pages.dirty_slices * HZ3_SLICE_BYTES, keep = hz3_retention_keep(&hz3_pages.retention, dirty, limit);
   // As long as some of what is free may wait, what lies between objects waits, too.

@@ -32,8 +32,9 @@ enum { HZ3_OFFERED_SLICES = HZ3_CHUNK_SLICES / 4, HZ3_FILLED_SHARE = 3 };
 
 // Where the advice of neighbouring halves differs, a mapping ends, and the kernel allows a process 65,530. Purges change advice as
 // long as that makes no more than so many ends, and one more per so many chunks; then halves keep what they have, and what was
-// purged may become resident again, as slowly as the kernel makes huge pages on its own (docs/decisions/0022).
-enum { HZ3_ADVICE_ENDS = 24, HZ3_CHUNKS_PER_ADVICE_END = 64 };
+// purged may become resident again, as slowly as the kernel makes huge pages on its own. Halves that are free as a whole may ask for
+// huge pages again as long as there is no more than one end for each chunk besides, or HZ3_RENEWED_ENDS (docs/decisions/0022).
+enum { HZ3_ADVICE_ENDS = 24, HZ3_CHUNKS_PER_ADVICE_END = 64, HZ3_RENEWED_ENDS = 4096 };
 
 struct hz3_chunk {
   char *base;
@@ -114,6 +115,8 @@ void hz3_pages_set_giving_back(bool value);
 // huge_pages.c
 // Whether huge pages are worth asking for, for chunks as they are used now.
 bool hz3_huge_pages_pay(void);
+// And none was dear since one was found cheap: where nobody looks what those cost that are asked for now.
+bool hz3_huge_pages_are_cheap(void);
 void hz3_chunk_join_locked(struct hz3_chunk *chunk);   // beside its neighbour, if that is the newest
 void hz3_chunk_leave_locked(struct hz3_chunk *chunk);
 // From now on these slices, whole halves, are to ask for huge pages. False, and nothing changed, if mappings do not allow for it.
@@ -133,6 +136,9 @@ size_t hz3_span_stores_kept_bytes(void);  // racy
 
 // purge.c
 void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk);
+// Gives halves of the chunk that lost their huge pages, and are free as a whole, back with advice for new ones, if those are cheap. May
+// release the lock meanwhile.
+void hz3_chunk_renew_halves_locked(struct hz3_chunk *chunk);
 bool hz3_pages_purge_to(size_t keep_bytes);  // whether anything was purged
 void hz3_pages_note_coming_back(bool value);
 

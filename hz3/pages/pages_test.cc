@@ -21,6 +21,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "hz3/base/os.h"
@@ -771,6 +772,73 @@ TEST_F(Pages, HalvesOfChunksAskForEach) {
   EXPECT_EQ(Stats().dirty_bytes, 0u);
 }
 
+// What went in parts of a half loses its huge page, and gets one again as soon as the half is free as a whole: whatever is there then goes.
+class LostHalf : public Pages {
+ protected:
+  // The first so many slices of a half go while the others are in use, then all but the last one are free, too.
+  void Lose(size_t purged) {
+    std::vector<hz3_span *> half;
+    for (int i = 0; i < (HZ3_SMALL_PAGE_CHUNKS + 1) * HZ3_CHUNK_SLICES; i++) {
+      hz3_span *span = Alloc(kSliceClass);
+      half.push_back(span);
+      if (span->first_slice == 0) half = {span};
+    }
+    half.resize(HZ3_CHUNK_SLICES / 2);
+    chunk_ = ChunkOf(half[0]);
+    ASSERT_EQ(chunk_->huge, ~uint64_t{0});
+    for (size_t i = 0; i < purged; i++) Free(half[i]);
+    hz3_pages_purge_to(0);
+    ASSERT_EQ(chunk_->huge, HZ3_HIGH_HALF);
+    for (size_t i = purged; i < half.size() - 1; i++) Free(half[i]);
+    EXPECT_EQ(chunk_->huge, HZ3_HIGH_HALF);
+    last_ = half.back();
+    dirty_ = (half.size() - purged) * HZ3_SLICE_BYTES;
+  }
+  void ExpectLost() {
+    EXPECT_EQ(chunk_->huge, HZ3_HIGH_HALF);
+    EXPECT_EQ(Stats().dirty_bytes, dirty_);
+  }
+  hz3_chunk *chunk_;
+  hz3_span *last_;
+  size_t dirty_;
+};
+
+TEST_F(LostHalf, AsksForAHugePageAgainOnceItIsFree) {
+  Lose(HZ3_CHUNK_SLICES / 4);
+  for (int slice : {0, HZ3_CHUNK_SLICES / 2 - 1}) chunk_->base[slice * HZ3_SLICE_BYTES] = 1;  // clean or not
+  Free(last_);
+  EXPECT_EQ(chunk_->huge, ~uint64_t{0});
+  EXPECT_EQ(Stats().dirty_bytes, 0u);
+  EXPECT_EQ(ResidentBytes(chunk_->base, HZ3_HUGE_PAGE_BYTES), 0u);
+}
+
+TEST_F(LostHalf, StaysIfMostOfItIsThere) {
+  Lose(HZ3_CHUNK_SLICES / 4 - 1);
+  Free(last_);
+  ExpectLost();
+}
+
+TEST_F(LostHalf, StaysUntilOneIsFoundCheap) {
+  Lose(HZ3_CHUNK_SLICES / 4);
+  hz3_pages.huge_pause_ms = 1;
+  Free(last_);
+  ExpectLost();
+  hz3_pages.huge_pause_ms = 0;
+}
+
+TEST_F(LostHalf, StaysIfMappingsMightRunOut) {
+  Lose(HZ3_CHUNK_SLICES / 4);
+  constexpr size_t kTooMany = 1000;
+  uint64_t high = chunk_->huge;
+  chunk_->huge = 0;  // so that to ask is one end more
+  size_t before = std::exchange(hz3_pages.advice_ends, kTooMany);
+  Free(last_);
+  EXPECT_EQ(Stats().dirty_bytes, dirty_);
+  EXPECT_EQ(chunk_->huge, 0u);
+  chunk_->huge = high;
+  hz3_pages.advice_ends = before;
+}
+
 // A huge page makes resident what nobody used: when a part of one goes, that goes with it.
 TEST_F(Pages, CleanSlicesGoWithAPartOfAHugePage) {
   if (HZ3_CHECKED) GTEST_SKIP() << "the first chunk is without access where nobody used it";
@@ -939,6 +1007,26 @@ TEST_F(Pages, AdviceThatMakesFewerMappingsMayAlwaysChange) {
     EXPECT_EQ(hz3_pages.advice_ends, kTooMany - 1);
     EXPECT_EQ(chunk->huge, others);
   }
+  chunk->huge = 0;
+  hz3_pages.advice_ends = 0;
+}
+
+// One more for each chunk, up to a bound: halves that are free as a whole are few.
+TEST_F(Pages, AdviceForHugePagesMayMakeMoreMappings) {
+  hz3_chunk *chunk = ChunkOf(Alloc(kSliceClass));
+  size_t chunks = hz3_pages.chunks;
+  auto may = [chunk](uint64_t before, size_t ends) {
+    chunk->huge = before;
+    hz3_pages.advice_ends = ends;
+    return hz3_chunk_set_huge_locked(chunk, HZ3_LOW_HALF);
+  };
+  EXPECT_FALSE(may(~uint64_t{0}, HZ3_ADVICE_ENDS));
+  EXPECT_TRUE(may(0, HZ3_ADVICE_ENDS));
+  EXPECT_FALSE(may(0, HZ3_ADVICE_ENDS + 1));
+  hz3_pages.chunks = 2 * HZ3_RENEWED_ENDS;
+  EXPECT_TRUE(may(0, HZ3_ADVICE_ENDS + HZ3_RENEWED_ENDS - 1));
+  EXPECT_FALSE(may(0, HZ3_ADVICE_ENDS + HZ3_RENEWED_ENDS));
+  hz3_pages.chunks = chunks;
   chunk->huge = 0;
   hz3_pages.advice_ends = 0;
 }

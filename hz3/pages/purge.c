@@ -133,21 +133,11 @@ static struct hz3_chunk *oldest_locked(void) {
   return hz3_pages.dirty_first;
 }
 
-// Purges one chunk; false if there is none. `slices`: what the kernel took of what was dirty. What it refused is not tried again until
-// it was used, so that this ends. Lock held on entry and exit, not between.
-static bool purge_oldest_locked(unsigned *slices) {
-  struct hz3_chunk *chunk = oldest_locked();
-  if (chunk == NULL) return false;
-  // Where huge pages are asked for, the kernel makes them afterwards, too, and would fill what is purged between blocks again.
-  // So only halves go as long as there are any. When parts of halves have to go, those halves do without huge pages until they are
-  // free as a whole; with the parts go the clean slices, which the huge pages made resident. So do halves of a heap that is small.
-  uint64_t halves = free_halves(chunk), huge_before = chunk->huge;
-  bool in_halves = (halves & chunk->dirty) != 0;
-  uint64_t part = in_halves ? halves : ~halves;
-  uint64_t mask = chunk->free & ~chunk->refused & part & (chunk->dirty | huge_before), dirty = mask & chunk->dirty;
-  bool may_be_huge = in_halves && hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS;
-  uint64_t huge = !may_be_huge ? huge_before & ~halves_of(mask) : hz3_huge_pages_pay() ? huge_before | part : huge_before;
-  uint64_t advised = hz3_chunk_set_huge_locked(chunk, huge) ? huge ^ huge_before : 0;
+// Gives free slices of the chunk back; of those in `advised` the advice changed to what the chunk says. `slices`: what the kernel took of
+// what was dirty. What it refused is not tried again until it was used, so that this ends. Lock held on entry and exit, not between.
+static void give_back_locked(struct hz3_chunk *chunk, uint64_t mask, uint64_t advised, unsigned *slices) {
+  uint64_t dirty = mask & chunk->dirty;
+  bool is_huge = (chunk->huge & advised) != 0;
   unsigned count = (unsigned)__builtin_popcountll(mask);
   chunk->free &= ~mask;
   hz3_pages.free_slices -= count;
@@ -158,7 +148,7 @@ static bool purge_oldest_locked(unsigned *slices) {
   hz3_lock_release(&hz3_pages.lock);
   if (advised != 0) {
     char *start = chunk->base + (size_t)__builtin_ctzll(advised) * HZ3_SLICE_BYTES;
-    hz3_os_advise_huge(start, (size_t)__builtin_popcountll(advised) * HZ3_SLICE_BYTES, may_be_huge);
+    hz3_os_advise_huge(start, (size_t)__builtin_popcountll(advised) * HZ3_SLICE_BYTES, is_huge);
   }
   uint64_t purged = purge_runs(chunk, mask);
   hz3_lock_acquire(&hz3_pages.lock);
@@ -172,7 +162,35 @@ static bool purge_oldest_locked(unsigned *slices) {
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
   *slices = (unsigned)__builtin_popcountll(purged & dirty);
+}
+
+// Purges one chunk; false if there is none. Lock and `slices` as above.
+static bool purge_oldest_locked(unsigned *slices) {
+  struct hz3_chunk *chunk = oldest_locked();
+  if (chunk == NULL) return false;
+  // Where huge pages are asked for, the kernel makes them afterwards, too, and would fill what is purged between blocks again.
+  // So only halves go as long as there are any. When parts of halves have to go, those halves do without huge pages until they are
+  // free as a whole; with the parts go the clean slices, which the huge pages made resident. So do halves of a heap that is small.
+  // Of a half that goes as a whole all goes in one call: what went in parts may keep its page table, and with it small pages.
+  uint64_t halves = free_halves(chunk), before = chunk->huge;
+  bool in_halves = (halves & chunk->dirty) != 0, may_be_huge = in_halves && hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS;
+  uint64_t mask = in_halves ? halves : chunk->free & ~chunk->refused & ~halves & (chunk->dirty | before);
+  uint64_t huge = !may_be_huge ? before & ~halves_of(mask) : hz3_huge_pages_pay() ? before | halves : before;
+  give_back_locked(chunk, mask, hz3_chunk_set_huge_locked(chunk, huge) ? huge ^ before : 0, slices);
   return true;
+}
+
+// Whether it is free as a whole, asks for no huge page, and some of it is dirty, but no more than a half: most went in parts.
+static bool is_lost(const struct hz3_chunk *chunk, uint64_t half) {
+  unsigned dirty = (unsigned)__builtin_popcountll(chunk->dirty & half);
+  return (free_halves(chunk) & ~chunk->huge & half) == half && dirty > 0 && dirty <= HZ3_CHUNK_SLICES / 4;
+}
+
+void hz3_chunk_renew_halves_locked(struct hz3_chunk *chunk) {
+  uint64_t lost = (is_lost(chunk, HZ3_LOW_HALF) ? HZ3_LOW_HALF : 0) | (is_lost(chunk, HZ3_HIGH_HALF) ? HZ3_HIGH_HALF : 0);
+  if (lost == 0 || hz3_pages.chunks <= HZ3_SMALL_PAGE_CHUNKS || !hz3_huge_pages_are_cheap()) return;
+  unsigned slices;
+  if (hz3_chunk_set_huge_locked(chunk, chunk->huge | lost)) give_back_locked(chunk, lost, lost, &slices);
 }
 
 // Both are looked at first, so that those who write them often do not take the line from all others.
