@@ -158,8 +158,9 @@ static void set_home(struct hz3_span *span, unsigned home) {
 struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned new_home, size_t *live) {
   if (hz3_read_figure(&store->spans) == 0) return NULL;  // as in all homes of a program with one thread
   hz3_lock_acquire(&store->lock);
-  // Who has little to spare soon wants it himself (docs/decisions/0040).
-  struct hz3_span *span = has_room(store) ? emptiest_locked(store) : NULL;
+  // Who has little to spare, or swings, soon wants it himself (docs/decisions/0040, 0029).
+  bool spares = has_room(store) && !hz3_span_store_swings(store, (uint32_t)hz3_os_now_ms());
+  struct hz3_span *span = spares ? emptiest_locked(store) : NULL;
   if (span != NULL) {
     hz3_span_unlist_locked(store, span);
     *live = hz3_span_objects_out(span);

@@ -25,6 +25,13 @@ INSTANTIATE_TEST_SUITE_P(Small, SpanBoxTest, testing::Range(1u, HZ3_SMALL_CLASS_
 INSTANTIATE_TEST_SUITE_P(Small, SpanBoxDeathTest, testing::Values(1u, 3u, 33u, unsigned{HZ3_SMALL_CLASS_LAST}), ClassName);
 INSTANTIATE_TEST_SUITE_P(Small, SpanBoxKeepTest, testing::Values(1u, 3u, 33u, unsigned{HZ3_SMALL_CLASS_LAST}), ClassName);
 
+// What becomes of spans that another home has room in. Each waits a while.
+class SmallHomesTest : public SpanBoxTest {
+ protected:
+  static void EndSwings() { usleep((HZ3_SWING_MS + 10) * 1000); }
+};
+INSTANTIATE_TEST_SUITE_P(Small, SmallHomesTest, testing::Values(1u, 3u, 33u, unsigned{HZ3_SMALL_CLASS_LAST}), ClassName);
+
 // What one thread frees and another one asks for does not bring them together in one span.
 TEST_P(SpanBoxTest, HomesHaveSpansOfTheirOwn) {
   if (per_span_ < 2) GTEST_SKIP() << "spans of one object are never shared";
@@ -85,7 +92,7 @@ TEST(SmallThreads, SpansMoveBetweenHomes) {
 }
 
 // Those who grow side by side do not take from each other what they are carving, but what lies behind it.
-TEST_P(SpanBoxTest, ASpanThatIsBeingCarvedStaysWithItsHome) {
+TEST_P(SmallHomesTest, ASpanThatIsBeingCarvedStaysWithItsHome) {
   std::vector<void *> carved = Fetch(per_span_, 1), being_carved = Fetch(per_span_ - 1, 1);
   char *first = BaseOf(carved[0]), *second = BaseOf(being_carved[0]);
   EXPECT_NE(BaseOf(Fetch(1, 2)[0]), second);
@@ -95,12 +102,13 @@ TEST_P(SpanBoxTest, ASpanThatIsBeingCarvedStaysWithItsHome) {
   Release(carved);
   being_carved.pop_back();
   Release(being_carved);
+  EndSwings();
   EXPECT_EQ(BaseOf(Fetch(1, 2)[0]), first);
   EXPECT_EQ(kBox.use(c_).spans, 3u);
 }
 
 // What was purged within costs page faults.
-TEST_P(SpanBoxTest, AnotherHomeTakesWhatWasPurgedLast) {
+TEST_P(SmallHomesTest, AnotherHomeTakesWhatWasPurgedLast) {
   if (HZ3_CHECKED || per_span_ < 32) GTEST_SKIP() << "the pattern in free blocks stays, or what is sparse is hollow";
   std::vector<void *> purged = Fetch(per_span_), other = Fetch(per_span_);
   for (void *object : purged) memset(object, 1, bytes_);
@@ -108,17 +116,34 @@ TEST_P(SpanBoxTest, AnotherHomeTakesWhatWasPurgedLast) {
   Release({other.begin() + static_cast<ptrdiff_t>(per_span_ / 2), other.end()});
   ASSERT_EQ(kBox.purge_sparse(c_, 1, 100), 0u);
   ASSERT_EQ(kBox.purge_sparse(c_, 1001, 100), 1u);
+  EndSwings();
   EXPECT_EQ(BaseOf(Fetch(1, 1)[0]), BaseOf(other[0]));
   EXPECT_EQ(BaseOf(Fetch(1, 2)[0]), BaseOf(purged[0]));
 }
 
 // But for the one that each home is carving: those who grow side by side would take it from each other.
-TEST_P(SpanBoxTest, ThereIsNoNewSpanWhileAnotherHomeHasRoom) {
+TEST_P(SmallHomesTest, ThereIsNoNewSpanWhileAnotherHomeHasRoom) {
   std::vector<void *> objects = Fetch(2 * per_span_, 3);
   objects.resize(per_span_ + per_span_ / 2);
   Release(objects);
+  EndSwings();
   EXPECT_EQ(Fetch(per_span_ + per_span_ / 2, 5).size(), objects.size());
   EXPECT_EQ(kBox.use(c_).spans, 2u);
+}
+
+// It wants them back for its next batch. Tried again where this thread was held up between two batches.
+TEST_P(SmallHomesTest, SpansOfAHomeThatSwingsStay) {
+  bool stayed = false;
+  for (int round = 0; round < 20 && !stayed; round++) {
+    ReleaseAll();
+    hz3_pages_trim(true);  // or the other home had memory of its own
+    std::vector<void *> objects = Fetch(3 * per_span_, 6);
+    Release({objects.begin(), objects.begin() + static_cast<ptrdiff_t>(2 * per_span_)});
+    Fetch(1, 6);
+    Release({objects.begin() + static_cast<ptrdiff_t>(2 * per_span_ + 1), objects.end()});
+    stayed = BaseOf(Fetch(1, 7)[0]) != BaseOf(objects[2 * per_span_]);
+  }
+  EXPECT_TRUE(stayed);
 }
 
 // For a few objects each, every refill would take one, and in the end all of them were in the wrong home.
