@@ -18,9 +18,12 @@ enum {
 
 static size_t grown_process_bytes;  // what all heaps have grown beyond what each may; atomic, relaxed: nothing is published by it
 
-size_t hz3_cache_fetch(const struct hz3_heap *heap, unsigned c, void **out, size_t count, bool *is_clean) {
+size_t hz3_cache_fetch(struct hz3_heap *heap, unsigned c, void **out, size_t count, bool *is_clean) {
   bool is_small = c <= HZ3_SMALL_CLASS_LAST;
-  if (is_small) *is_clean = false;
+  if (is_small) {
+    *is_clean = false;
+    hz3_heap_settle(heap);
+  }
   size_t got = is_small ? hz3_small_fetch(heap->home, c, out, count) : hz3_medium_fetch(c, out, count, is_clean);
   if (HZ3_CHECKED) hz3_checked_shuffle(out, got);
   return got;

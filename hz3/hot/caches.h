@@ -17,7 +17,7 @@ enum {
 };
 
 // Objects straight from and to their spans.
-size_t hz3_cache_fetch(const struct hz3_heap *heap, unsigned size_class, void **out, size_t count, bool *is_clean);
+size_t hz3_cache_fetch(struct hz3_heap *heap, unsigned size_class, void **out, size_t count, bool *is_clean);
 void hz3_cache_release(unsigned size_class, void **objects, size_t count);
 void hz3_cache_release_magazine(struct hz3_heap *heap, unsigned size_class, struct hz3_magazine *magazine);  // which is empty then, and the heap's
 

@@ -33,8 +33,9 @@ static struct hz3_lock shared_lock = HZ3_LOCK_INIT(HZ3_RANK_SHARED_HEAP);
 static struct hz3_heap shared_heap = {.state = HZ3_HEAP_SHARED};  // for threads without one: past their destructors, or in their first frees
 static struct hz3_heap *all_heaps = &shared_heap;
 static struct hz3_heap *parked, *oldest_parked, *flushed;  // newest first; flushed: parked, too, and holds nothing
+enum { FEW_PER_CPU = 2 };  // of so many threads for each CPU those that work mostly have one to themselves
 static size_t parked_bytes, heap_count;
-static unsigned home_count = 1;  // as many as threads can run at once, if there are so many
+static unsigned cpu_count = 1, home_count = 1;  // as many homes as threads can run at once, if there are so many
 static bool is_initialised, is_hooked, has_exit_key;
 static pthread_key_t exit_key;  // these two before is_initialised
 
@@ -258,9 +259,9 @@ static void fork_child(void) {
 static void initialise(void) {
   hz3_lock_acquire(&heaps_lock);
   if (!is_initialised) {
-    unsigned cpus = hz3_os_cpu_count();
-    hz3_remote_init(cpus);
-    home_count = hz3_min(cpus, HZ3_SPAN_HOMES);
+    cpu_count = hz3_os_cpu_count();
+    hz3_remote_init(cpu_count);
+    home_count = hz3_min(cpu_count, HZ3_SPAN_HOMES);
     has_exit_key = pthread_key_create(&exit_key, on_thread_exit) == 0;
     // Release: pairs with the load in start_thread.
     __atomic_store_n(&is_initialised, true, __ATOMIC_RELEASE);
@@ -324,6 +325,10 @@ void hz3_heap_leave(struct hz3_heap *heap) {
 }
 
 size_t hz3_heap_count(void) { return hz3_read_figure(&heap_count); }
+
+void hz3_heap_settle(struct hz3_heap *heap) {
+  if (hz3_heap_count() > (size_t)FEW_PER_CPU * cpu_count) heap->home = (uint8_t)(hz3_os_cpu() % home_count);
+}
 
 struct hz3_heap *hz3_heap_first(void) {
   hz3_lock_acquire(&heaps_lock);

@@ -74,6 +74,9 @@ bool hz3_heap_put_parked(struct hz3_heap *heap, size_t bytes);
 struct hz3_heap *hz3_heap_first(void);  // of all heaps, by next_heap; for statistics
 size_t hz3_heap_count(void);            // the most threads that have allocated at once so far; lock-free
 
+// Where many more threads have allocated than can run at once, the heap's home is that of the CPU it is on: those who share one do not run at once then.
+void hz3_heap_settle(struct hz3_heap *heap);
+
 // Of the sets of classes above.
 HZ3_INLINE bool hz3_has_class(const uint64_t *bits, unsigned size_class) { return bits[size_class / 64] >> (size_class % 64) & 1; }
 HZ3_INLINE void hz3_add_class(uint64_t *bits, unsigned size_class) { bits[size_class / 64] |= (uint64_t)1 << (size_class % 64); }

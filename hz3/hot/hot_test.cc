@@ -286,10 +286,24 @@ TEST_F(Hot, TheDepotKeepsNoFewMagazinesWhileMemoryIsGivenBack) {
   EXPECT_EQ(hz3_depot_objects(hz3_size_class_of(kBytes)), 0u);
 }
 
+// Keeps this thread, and its heap's home, where they are: that of the first CPU if many more threads have allocated than can run at once.
+class AtHome {
+ public:
+  AtHome() { hz3_heap_settle(OwnHeap()); }
+
+ private:
+  struct Initialised {
+    Initialised() { hz3_free(hz3_malloc(16)); }
+  } initialised_;  // before, or the allocator would know of one CPU only
+  hz3_test::Pinned first_cpu_;
+};
+
 // In a thread with another home.
 void DoElsewhere(unsigned home, const std::function<void()> &action) {
   std::thread([&] {
+    hz3_test::Pinned second_cpu(1);
     hz3_free(hz3_malloc(16));
+    hz3_heap_settle(OwnHeap());
     if (OwnHeap()->home != home) action();
     else DoElsewhere(home, action);
   }).join();
@@ -299,6 +313,7 @@ void DoElsewhere(unsigned home, const std::function<void()> &action) {
 TEST_F(Hot, TheDepotKeepsMoreOfWhatAThreadOnlyFrees) {
   if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
   if (hz3_os_cpu_count() < 2) GTEST_SKIP() << "no other home";
+  AtHome at_home;
   const size_t kBytes = 1024;
   const unsigned c = hz3_size_class_of(kBytes);
   auto stay_small = [c] { OwnHeap()->slow_calls = OwnHeap()->misses[c] = 0; };  // no tick, nor bigger magazines
@@ -1076,6 +1091,7 @@ TEST_F(Hot, ABatchBesideABacklogStaysCached) {
 TEST_F(Hot, WhatOthersFreeOfFullSpansGoesToTheDepot) {
   if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
   if (hz3_os_cpu_count() < 2) GTEST_SKIP() << "no other home";
+  AtHome at_home;
   usleep(2 * HZ3_SWING_MS * 1000);
   const size_t kBytes = 1024;
   const unsigned c = hz3_size_class_of(kBytes);
@@ -1098,6 +1114,7 @@ TEST_F(Hot, WhatOthersFreeOfFullSpansGoesToTheDepot) {
 TEST_F(Hot, FreesLookAheadOnlyAtHome) {
   if (HZ3_CHECKED) GTEST_SKIP() << "freed blocks stay out of the bins for a while";
   if (hz3_os_cpu_count() < 2) GTEST_SKIP() << "no other home";
+  AtHome at_home;
   const size_t kBytes = 1024;
   const unsigned c = hz3_size_class_of(kBytes);
   std::vector<void *> blocks(4 * HZ3_MAGAZINE_CAPACITY);
@@ -1121,6 +1138,7 @@ TEST_F(Hot, FreesLookAheadOnlyAtHome) {
 // Each time that a drain is full costs: it holds more where that is often, as a bin does.
 TEST_F(Hot, DrainsGrow) {
   if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
+  AtHome at_home;
   if (HZ3_MAGAZINE_CAPACITY < 62) GTEST_SKIP() << "the lane fixes the capacity";
   const size_t kBytes = 64, kFirst = 2 * HZ3_MAGAZINE_CAPACITY;
   const unsigned c = hz3_size_class_of(kBytes);
@@ -2216,11 +2234,39 @@ TEST_F(HotDeathTest, ThreadsSideBySideTakeFromSpansOfTheirOwn) {
   }
   refill();
   size_t among_many = 0;
-  DoElsewhere(OwnHeap()->home, [&] { among_many = most_kept(); });
+  DoElsewhere(hz3_pages_home_of(blocks[0]), [&] { among_many = most_kept(); });
   const size_t shards = (hz3_os_cpu_count() + HZ3_CPUS_PER_SHARD - 1) / HZ3_CPUS_PER_SHARD;  // each has its share
   const size_t magazine_bytes = (HZ3_MAGAZINE_CAPACITY + 1) * kBytes;  // the limit is a number of magazines
   HZ3_REQUIRE(among_many > alone && among_many * shards > HZ3_DEPOT_BYTES - magazine_bytes);
   _exit(0);
+}
+
+[[noreturn]] void FollowItsCpuAmongMany() {
+  hz3_free(hz3_malloc(16));  // or the allocator would know of one CPU only
+  auto home_on = [](size_t cpu) {
+    hz3_test::Pinned pinned(cpu);
+    hz3_trim();  // or there is one at hand
+    void *block = hz3_malloc(1024);
+    unsigned home = hz3_pages_home_of(block);
+    hz3_free(block);
+    return home;
+  };
+  const unsigned cpus = hz3_os_cpu_count(), own = home_on(0);
+  HZ3_REQUIRE(home_on(1) == own);
+  std::function<void(unsigned)> allocate_at_once = [&](unsigned more) {
+    hz3_free(hz3_malloc(16));
+    if (more > 0) std::thread(allocate_at_once, more - 1).join();
+  };
+  allocate_at_once(2 * cpus - 1);
+  HZ3_REQUIRE(hz3_heap_count() == 2 * cpus && home_on(0) == own && home_on(1) == own);
+  allocate_at_once(2 * cpus);
+  HZ3_REQUIRE(hz3_heap_count() > 2 * cpus && home_on(0) == 0 && home_on(1) == 1 && home_on(0) == 0);
+  _exit(0);
+}
+
+TEST_F(HotDeathTest, AmongManyThreadsAHeapHasTheHomeOfItsCpu) {
+  if (hz3_os_cpu_count() < 2) GTEST_SKIP() << "no other home";
+  EXPECT_EXIT(FollowItsCpuAmongMany(), testing::ExitedWithCode(0), "");
 }
 
 TEST_F(HotDeathTest, TheDepotKeepsMoreAmongMoreThreads) {

@@ -775,6 +775,10 @@ TEST_F(Pages, HalvesOfChunksAskForEach) {
 // What went in parts of a half loses its huge page, and gets one again as soon as the half is free as a whole: whatever is there then goes.
 class LostHalf : public Pages {
  protected:
+  void SetUp() override {
+    if (HZ3_RETAIN_MIN_BYTES < HZ3_HUGE_PAGE_BYTES) GTEST_SKIP() << "so much is never kept";
+    Pages::SetUp();
+  }
   // The first so many slices of a half go while the others are in use, then all but the last one are free, too.
   void Lose(size_t purged) {
     std::vector<hz3_span *> half;
@@ -1174,7 +1178,8 @@ TEST_F(Pages, LockedMemoryKeepsNothingElse) {
   hz3_chunk *chunk = ChunkOf(spans[3]);
   if (syscall(SYS_mlock, locked, HZ3_SLICE_BYTES) != 0) GTEST_SKIP() << "no memory may be locked here";
   for (hz3_span *span : spans) Free(span);
-  EXPECT_TRUE(hz3_pages_purge_to(0));
+  bool any = hz3_pages_purge_to(0);
+  EXPECT_TRUE(any || HZ3_RETAIN_MIN_BYTES < HZ3_HUGE_PAGE_BYTES) << "or a half went as soon as it was free";
   EXPECT_EQ(Stats().dirty_bytes, 0u);
   for (hz3_span *span : spans) {
     EXPECT_EQ(ResidentBytes(span->base, HZ3_SLICE_BYTES), span == spans[3] ? HZ3_SLICE_BYTES : 0);
