@@ -20,7 +20,6 @@
 #define MOST_PLACES (UINT64_C(1) << 20)
 #define ROUND 256u
 #define MOST_SHELF 4096u
-#define PERCENT 100u
 
 enum { ONE_SIZE, TWO_SIZES, EVEN, EVEN_IN_LOG, DOUBLING, SIZE_KINDS };
 enum { AT_RANDOM, QUEUE, BATCHES, STACK, MOST_DIE_YOUNG, DROPS, ORDERS };
@@ -63,48 +62,45 @@ static struct {
   unsigned char* shelf[MOST_SHELF];
 } run;
 
-static uint64_t below(uint64_t* state, uint64_t end) {
-  return (wl_xorshift64(state) >> 20) % end;
-}
-
+// Without a draw for what is never done.
 static bool is_chance(uint64_t* state, unsigned percent) {
-  return percent > 0 && below(state, PERCENT) < percent;
+  return percent > 0 && wl_is_chance(state, percent);
 }
 
 // ---- The draw ------------------------------------------------------------
 
 // Of [0, most]; small ones more often.
 static unsigned small_of(uint64_t* state, unsigned most) {
-  uint64_t one = below(state, most + 1u);
-  uint64_t other = below(state, most + 1u);
+  uint64_t one = wl_below(state, most + 1u);
+  uint64_t other = wl_below(state, most + 1u);
   return (unsigned)(one < other ? one : other);
 }
 
 // Mostly none.
 static unsigned percent_of(uint64_t* state, unsigned most) {
-  unsigned percent = 1 + (unsigned)below(state, most);
+  unsigned percent = 1 + (unsigned)wl_below(state, most);
   return is_chance(state, 30) ? percent : 0;
 }
 
 // Below the power of two that follows.
 static uint64_t from_shift(uint64_t* state, unsigned shift) {
-  return (UINT64_C(1) << shift) + below(state, UINT64_C(1) << shift);
+  return (UINT64_C(1) << shift) + wl_below(state, UINT64_C(1) << shift);
 }
 
 static uint64_t even_in_log(uint64_t* state, unsigned low_shift,
                             unsigned shifts) {
-  return from_shift(state, low_shift + (unsigned)below(state, shifts + 1u));
+  return from_shift(state, low_shift + (unsigned)wl_below(state, shifts + 1u));
 }
 
 static uint64_t size_between(uint64_t* state, uint64_t low, uint64_t high) {
   uint64_t size = low;
   switch (draw.sizes) {
     case TWO_SIZES:
-      return below(state, 2) == 0 ? low : high;
+      return wl_below(state, 2) == 0 ? low : high;
     case EVEN:
-      return low + below(state, high - low + 1);
+      return low + wl_below(state, high - low + 1);
     case DOUBLING:
-      while (size * 2 <= high && below(state, 2) == 0) {
+      while (size * 2 <= high && wl_below(state, 2) == 0) {
         size *= 2;
       }
       return size;
@@ -115,16 +111,16 @@ static uint64_t size_between(uint64_t* state, uint64_t low, uint64_t high) {
 
 static void draw_program(uint64_t seed) {
   uint64_t state = wl_stream_seed(seed, 0);
-  draw.sizes = (unsigned)below(&state, SIZE_KINDS);
-  draw.order = (unsigned)below(&state, ORDERS);
-  draw.written = (unsigned)below(&state, WRITTEN_KINDS);
-  draw.free_order = (unsigned)below(&state, FREE_ORDERS);
+  draw.sizes = (unsigned)wl_below(&state, SIZE_KINDS);
+  draw.order = (unsigned)wl_below(&state, ORDERS);
+  draw.written = (unsigned)wl_below(&state, WRITTEN_KINDS);
+  draw.free_order = (unsigned)wl_below(&state, FREE_ORDERS);
   draw.cleared_percent = percent_of(&state, 30);
   draw.grown_percent = percent_of(&state, 30);
   draw.passed_percent = percent_of(&state, 50);
   unsigned live_shifts = MOST_LIVE_SHIFT - LEAST_LIVE_SHIFT;
   draw.live_bytes = from_shift(
-      &state, LEAST_LIVE_SHIFT + (unsigned)below(&state, live_shifts + 1u));
+      &state, LEAST_LIVE_SHIFT + (unsigned)wl_below(&state, live_shifts + 1u));
   unsigned low_shift = LEAST_SHIFT + small_of(&state, MOST_SHIFT - LEAST_SHIFT);
   unsigned shifts = small_of(&state, MOST_SHIFT - low_shift);
   uint64_t one = from_shift(&state, low_shift);
@@ -191,7 +187,7 @@ static unsigned char* allocate_and_grow(uint64_t size) {
 }
 
 static unsigned char* allocate(struct worker* worker) {
-  uint64_t size = draw.size_of[below(&worker->state, SIZES)];
+  uint64_t size = draw.size_of[wl_below(&worker->state, SIZES)];
   unsigned char* block;
   if (is_chance(&worker->state, draw.cleared_percent)) {
     block = not_null(calloc(1, size), size);
@@ -219,8 +215,8 @@ static void release_or_pass(struct worker* worker, unsigned char** place) {
   unsigned char* block = *place;
   *place = NULL;
   if (block != NULL && is_chance(&worker->state, draw.passed_percent)) {
-    unsigned char** shelf = &run.shelf[below(&worker->state, run.shelf_places)];
-    block = __atomic_exchange_n(shelf, block, __ATOMIC_ACQ_REL);
+    uint64_t at = wl_below(&worker->state, run.shelf_places);
+    block = __atomic_exchange_n(&run.shelf[at], block, __ATOMIC_ACQ_REL);
   }
   release(block);
 }
@@ -234,7 +230,7 @@ static void replace(struct worker* worker, uint64_t place) {
 
 static void shuffle(struct worker* worker, uint64_t count) {
   for (uint64_t i = count - 1; i > 0; i--) {
-    uint64_t j = below(&worker->state, i + 1);
+    uint64_t j = wl_below(&worker->state, i + 1);
     unsigned char* block = worker->places[i];
     worker->places[i] = worker->places[j];
     worker->places[j] = block;
@@ -243,7 +239,7 @@ static void shuffle(struct worker* worker, uint64_t count) {
 
 static void do_batch(struct worker* worker) {
   uint64_t least = (worker->count + 1) / 2;
-  uint64_t count = least + below(&worker->state, worker->count - least + 1);
+  uint64_t count = least + wl_below(&worker->state, worker->count - least + 1);
   for (uint64_t i = 0; i < count; i++) {
     worker->places[i] = allocate(worker);
   }
@@ -258,8 +254,8 @@ static void do_batch(struct worker* worker) {
 
 // Up or down, by up to an eighth of its places.
 static void move_stack(struct worker* worker) {
-  uint64_t steps = 1 + below(&worker->state, worker->count / 8 + 1);
-  if (worker->next == 0 || below(&worker->state, 2) == 0) {
+  uint64_t steps = 1 + wl_below(&worker->state, worker->count / 8 + 1);
+  if (worker->next == 0 || wl_below(&worker->state, 2) == 0) {
     for (; steps > 0 && worker->next < worker->count; steps--) {
       worker->places[worker->next++] = allocate(worker);
     }
@@ -295,7 +291,7 @@ static uint64_t next_place(struct worker* worker) {
   if (draw.order == MOST_DIE_YOUNG && is_chance(&worker->state, 95)) {
     end = worker->count / 50 + 1;
   }
-  return below(&worker->state, end);
+  return wl_below(&worker->state, end);
 }
 
 static void do_round(struct worker* worker) {

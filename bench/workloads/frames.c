@@ -69,7 +69,7 @@ static void walk(struct block* const* blocks, uint64_t count) {
 
 static void shuffle(struct block** blocks, uint64_t count, uint64_t* state) {
   for (uint64_t i = count - 1; i > 0; i--) {
-    uint64_t j = (wl_xorshift64(state) >> 32) % (i + 1);
+    uint64_t j = wl_below(state, i + 1);
     struct block* block = blocks[i];
     blocks[i] = blocks[j];
     blocks[j] = block;
@@ -90,7 +90,7 @@ static void work(unsigned index, void* context) {
   for (uint64_t frame = 0; frame < run.frames; frame++) {
     uint64_t least = (run.most + 1) / 2;
     uint64_t count =
-        least + (wl_xorshift64(&state) >> 32) % (run.most - least + 1);
+        least + wl_below(&state, run.most - least + 1);
     for (uint64_t i = 0; i < count; i++) {
       blocks[i] = allocate(i);
     }

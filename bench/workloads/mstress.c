@@ -39,18 +39,10 @@ static struct {
 
 // ---- Patterned blocks ----------------------------------------------------
 
-static bool chance(unsigned percent, uint64_t* state) {
-  return (wl_xorshift64(state) >> 32) % 100 < percent;
-}
-
-static size_t pick(size_t bound, uint64_t* state) {
-  return (wl_xorshift64(state) >> 32) % bound;
-}
-
 // 1 to 16 words; one block in 100 is 100 times larger, and so on.
 static size_t pick_words(uint64_t* state) {
-  size_t words = (size_t)1 << pick(5, state);
-  size_t rarity = pick(10000, state);
+  size_t words = (size_t)1 << wl_below(state, 5);
+  size_t rarity = wl_below(state, 10000);
   if (rarity < 1) {
     return words * 10000;
   }
@@ -96,8 +88,9 @@ static uint64_t working_allocations(unsigned index) {
 }
 
 static void swap_with_transfer(struct stack* working, uint64_t* state) {
-  uint64_t** mine = &working->blocks[pick(working->top, state)];
-  *mine = atomic_exchange(&run.transfer[pick(TRANSFER_SLOTS, state)], *mine);
+  uint64_t** mine = &working->blocks[wl_below(state, working->top)];
+  uint64_t slot = wl_below(state, TRANSFER_SLOTS);
+  *mine = atomic_exchange(&run.transfer[slot], *mine);
 }
 
 static void release_all(struct worker* worker, struct stack* stack) {
@@ -117,19 +110,19 @@ static void stress(unsigned index, void* context) {
   uint64_t to_work = working_allocations(index);
   uint64_t to_retain = to_work / 2;
   while (to_work > 0 || to_retain > 0) {
-    if (to_retain == 0 || (to_work > 0 && chance(50, &state))) {
+    if (to_retain == 0 || (to_work > 0 && wl_is_chance(&state, 50))) {
       working->blocks[working->top++] = allocate(worker, &state);
       to_work--;
     } else {
       retained->blocks[retained->top++] = allocate(worker, &state);
       to_retain--;
     }
-    if (working->top > 0 && chance(66, &state)) {
-      uint64_t** earlier = &working->blocks[pick(working->top, &state)];
+    if (working->top > 0 && wl_is_chance(&state, 66)) {
+      uint64_t** earlier = &working->blocks[wl_below(&state, working->top)];
       release(worker, *earlier);
       *earlier = NULL;
     }
-    if (working->top > 0 && chance(25, &state)) {
+    if (working->top > 0 && wl_is_chance(&state, 25)) {
       swap_with_transfer(working, &state);
     }
   }
@@ -140,7 +133,7 @@ static void stress(unsigned index, void* context) {
 // Frees each block of the transfer table with a chance of `percent`.
 static void thin_out_transfer(unsigned percent, uint64_t* state) {
   for (size_t i = 0; i < TRANSFER_SLOTS; i++) {
-    if (chance(percent, state)) {
+    if (wl_is_chance(state, percent)) {
       release(&run.workers[0], atomic_exchange(&run.transfer[i], NULL));
     }
   }

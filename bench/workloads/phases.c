@@ -65,7 +65,7 @@ static void release(struct block* block) {
 static void build_up(struct worker* worker, uint64_t base, uint64_t* state) {
   uint64_t bytes = 0;
   while (bytes < run.phase_bytes) {
-    uint64_t size = base + (wl_xorshift64(state) >> 32) % (base / 2);
+    uint64_t size = base + wl_below(state, base / 2);
     worker->live[worker->live_count++] = allocate(size);
     worker->allocated++;
     bytes += size;
@@ -77,7 +77,7 @@ static void drop(struct worker* worker, uint64_t keep_percent,
   uint64_t kept = 0;
   for (uint64_t i = 0; i < worker->live_count; i++) {
     struct block* block = worker->live[i];
-    if ((wl_xorshift64(state) >> 32) % 100 < keep_percent) {
+    if (wl_is_chance(state, keep_percent)) {
       worker->live[kept++] = block;
     } else {
       release(block);

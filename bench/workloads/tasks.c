@@ -126,13 +126,13 @@ static void end_task(struct worker* worker, struct task* task) {
 // Returns the task, or the one that follows it.
 static struct task* do_step(struct worker* worker, struct task* task,
                             uint64_t* state) {
-  unsigned count = 1 + (unsigned)(wl_xorshift64(state) >> 32) % MOST_PER_STEP;
+  unsigned count = 1 + (unsigned)wl_below(state, MOST_PER_STEP);
   for (unsigned i = 0; i < count; i++) {
     add_block(worker, task, wl_xorshift64(state) >> 16);
   }
   for (unsigned i = 0; i < count / 2; i++) {
     drop_block(worker, task,
-               (unsigned)(wl_xorshift64(state) >> 32) % task->count);
+               (unsigned)wl_below(state, task->count));
   }
   if (++task->steps < STEPS_PER_TASK) {
     return task;

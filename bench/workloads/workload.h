@@ -110,6 +110,16 @@ static inline uint64_t wl_xorshift64(uint64_t* state) {
   return *state = x;
 }
 
+// Below `bound`, which is at most 2^32, each number about as often.
+static inline uint64_t wl_below(uint64_t* state, uint64_t bound) {
+  return (wl_xorshift64(state) >> 32) % bound;
+}
+
+// So many times in a hundred.
+static inline bool wl_is_chance(uint64_t* state, unsigned percent) {
+  return wl_below(state, 100) < percent;
+}
+
 static inline uint32_t wl_xorshift32(uint32_t* state) {
   uint32_t x = *state;
   x ^= x << 13;
