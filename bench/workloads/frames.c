@@ -89,8 +89,7 @@ static void work(unsigned index, void* context) {
   uint64_t state = wl_stream_seed(run.seed, index);
   for (uint64_t frame = 0; frame < run.frames; frame++) {
     uint64_t least = (run.most + 1) / 2;
-    uint64_t count =
-        least + wl_below(&state, run.most - least + 1);
+    uint64_t count = least + wl_below(&state, run.most - least + 1);
     for (uint64_t i = 0; i < count; i++) {
       blocks[i] = allocate(i);
     }

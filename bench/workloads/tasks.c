@@ -131,8 +131,7 @@ static struct task* do_step(struct worker* worker, struct task* task,
     add_block(worker, task, wl_xorshift64(state) >> 16);
   }
   for (unsigned i = 0; i < count / 2; i++) {
-    drop_block(worker, task,
-               (unsigned)wl_below(state, task->count));
+    drop_block(worker, task, (unsigned)wl_below(state, task->count));
   }
   if (++task->steps < STEPS_PER_TASK) {
     return task;

@@ -133,9 +133,9 @@ static struct hz3_chunk *oldest_locked(void) {
   return hz3_pages.dirty_first;
 }
 
-// Gives free slices of the chunk back; of those in `advised` the advice changed to what the chunk says. `slices`: what the kernel took of
+// Gives free slices of the chunk back; of those in `advised` the advice changed to what the chunk says. Returns how many the kernel took of
 // what was dirty. What it refused is not tried again until it was used, so that this ends. Lock held on entry and exit, not between.
-static void give_back_locked(struct hz3_chunk *chunk, uint64_t mask, uint64_t advised, unsigned *slices) {
+static unsigned give_back_locked(struct hz3_chunk *chunk, uint64_t mask, uint64_t advised) {
   uint64_t dirty = mask & chunk->dirty;
   bool is_huge = (chunk->huge & advised) != 0;
   unsigned count = (unsigned)__builtin_popcountll(mask);
@@ -161,10 +161,10 @@ static void give_back_locked(struct hz3_chunk *chunk, uint64_t mask, uint64_t ad
   hz3_pages.purges++;
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
-  *slices = (unsigned)__builtin_popcountll(purged & dirty);
+  return (unsigned)__builtin_popcountll(purged & dirty);
 }
 
-// Purges one chunk; false if there is none. Lock and `slices` as above.
+// Purges one chunk; false if there is none. `slices`: what the kernel took of what was dirty. Lock as above.
 static bool purge_oldest_locked(unsigned *slices) {
   struct hz3_chunk *chunk = oldest_locked();
   if (chunk == NULL) return false;
@@ -176,21 +176,20 @@ static bool purge_oldest_locked(unsigned *slices) {
   bool in_halves = (halves & chunk->dirty) != 0, may_be_huge = in_halves && hz3_pages.chunks > HZ3_SMALL_PAGE_CHUNKS;
   uint64_t mask = in_halves ? halves : chunk->free & ~chunk->refused & ~halves & (chunk->dirty | before);
   uint64_t huge = !may_be_huge ? before & ~halves_of(mask) : hz3_huge_pages_pay() ? before | halves : before;
-  give_back_locked(chunk, mask, hz3_chunk_set_huge_locked(chunk, huge) ? huge ^ before : 0, slices);
+  *slices = give_back_locked(chunk, mask, hz3_chunk_set_huge_locked(chunk, huge) ? huge ^ before : 0);
   return true;
 }
 
-// Whether it is free as a whole, asks for no huge page, and some of it is dirty, but no more than a half: most went in parts.
-static bool is_lost(const struct hz3_chunk *chunk, uint64_t half) {
+// The half, if some of it is dirty, but no more than half of it: the rest went in parts, or was never used. Else none.
+static uint64_t if_mostly_clean(const struct hz3_chunk *chunk, uint64_t half) {
   unsigned dirty = (unsigned)__builtin_popcountll(chunk->dirty & half);
-  return (free_halves(chunk) & ~chunk->huge & half) == half && dirty > 0 && dirty <= HZ3_CHUNK_SLICES / 4;
+  return dirty > 0 && dirty <= HZ3_CHUNK_SLICES / 4 ? half : 0;
 }
 
 void hz3_chunk_renew_halves_locked(struct hz3_chunk *chunk) {
-  uint64_t lost = (is_lost(chunk, HZ3_LOW_HALF) ? HZ3_LOW_HALF : 0) | (is_lost(chunk, HZ3_HIGH_HALF) ? HZ3_HIGH_HALF : 0);
+  uint64_t lost = free_halves(chunk) & ~chunk->huge & (if_mostly_clean(chunk, HZ3_LOW_HALF) | if_mostly_clean(chunk, HZ3_HIGH_HALF));
   if (lost == 0 || hz3_pages.chunks <= HZ3_SMALL_PAGE_CHUNKS || !hz3_huge_pages_are_cheap()) return;
-  unsigned slices;
-  if (hz3_chunk_set_huge_locked(chunk, chunk->huge | lost)) give_back_locked(chunk, lost, lost, &slices);
+  if (hz3_chunk_set_huge_locked(chunk, chunk->huge | lost)) give_back_locked(chunk, lost, lost);
 }
 
 // Both are looked at first, so that those who write them often do not take the line from all others.
