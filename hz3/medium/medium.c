@@ -13,7 +13,7 @@ HZ3_SIZE_CLASSES(FITS_ONE_WORD)
 
 size_t hz3_medium_fetch(unsigned size_class, void **out, size_t count, bool *is_clean) {
   *is_clean = true;
-  size_t got = hz3_span_store_fetch(&stores[size_class], out, count, is_clean);
+  size_t got = hz3_span_store_fetch(&stores[size_class], out, count, true, is_clean);
   if (got > 0) return got;
   struct hz3_span *span = hz3_pages_alloc_span(size_class, 0, hz3_span_store_next_times(&stores[size_class], size_class));
   if (span == NULL) return 0;

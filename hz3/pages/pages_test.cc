@@ -1354,7 +1354,7 @@ void *FetchFrom(hz3_span_store *store) {
   store->lock.rank = HZ3_RANK_CLASS;
   bool is_clean;
   void *object;
-  if (hz3_span_store_fetch(store, &object, 1, &is_clean) == 1) return object;
+  if (hz3_span_store_fetch(store, &object, 1, true, &is_clean) == 1) return object;
   hz3_span *span = hz3_pages_alloc_span(kSliceClass, 0, 1);
   span->out_words = &span->out_word;
   EXPECT_EQ(hz3_span_store_fetch_from(store, span, 0, &object, 1, &is_clean), 1u);

@@ -42,6 +42,8 @@ static bool has_room(const struct hz3_span_store *store) {
   return hz3_class_has_room(&use);
 }
 
+static bool is_in_order(const struct hz3_span_store *store) { return store->doubt <= IN_ORDER; }
+
 static size_t room_of(const struct hz3_span *span) { return span->objects - hz3_span_objects_out(span); }
 
 // Of the classes that have a bitmap out of line if need be, those of small blocks, the objects may be more than WIDE_OBJECTS.
@@ -94,7 +96,7 @@ void hz3_span_link_locked(struct hz3_span_store *store, struct hz3_span *span, u
 // out came back, or when it is hollow, has one left, or none.
 static size_t next_settle(const struct hz3_span *span, uint8_t list) {
   size_t objects = span->objects;
-  const size_t of_list[HZ3_SPAN_LISTS] = {objects * 3 / 4, objects / 2, objects / 4, 0, 0, 0};
+  const size_t of_list[HZ3_SPAN_LISTS] = {objects * 3 / 4, objects * 3 / 4, objects / 2, objects / 4, 0, 0, 0};
   size_t out = hz3_span_objects_out(span), hollow = out > HZ3_HOLLOW_OBJECTS ? HZ3_HOLLOW_OBJECTS : out > 1 ? 1 : 0;
   if (list == HZ3_SPAN_NO_LIST) return out - 1;
   size_t next = hz3_max(of_list[list], hollow);
@@ -106,10 +108,11 @@ static bool waits_for_purge(uint8_t list) { return list == HZ3_SPARSE_LIST || li
 
 static bool is_sparse(const struct hz3_span *span) { return waits_for_purge(span->list) || span->list == HZ3_PURGED_LIST; }
 
-// Puts the span where its room says, after the room changed.
-static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
+// Puts the span where its room says, after objects came back or were taken.
+static void relist_locked(struct hz3_span_store *store, struct hz3_span *span, bool came_back) {
   size_t room = room_of(span), objects = span->objects;
-  uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)((room * 4 >= objects) + (room * 2 >= objects) + (room * 4 >= objects * 3));
+  uint8_t list = room == 0 ? HZ3_SPAN_NO_LIST : (uint8_t)(HZ3_FULLEST_LIST + (room * 4 >= objects) + (room * 2 >= objects) + (room * 4 >= objects * 3));
+  if (list == HZ3_FULLEST_LIST && (span->list == HZ3_SCRAP_LIST || (came_back && span->list == HZ3_SPAN_NO_LIST))) list = HZ3_SCRAP_LIST;
   if (list == HZ3_SPARSE_LIST) list = span->was_purged ? HZ3_PURGED_LIST : objects - room > HZ3_HOLLOW_OBJECTS ? HZ3_SPARSE_LIST : HZ3_HOLLOW_LIST;
   hz3_span_settle_at(span, next_settle(span, list));
   if (list == span->list) return;
@@ -119,8 +122,11 @@ static void relist_locked(struct hz3_span_store *store, struct hz3_span *span) {
   if (is_sparse(span)) span->sample = HZ3_SPAN_NO_SAMPLE;
 }
 
-static struct hz3_span *fullest_locked(const struct hz3_span_store *store) {
-  for (int i = 0; i < HZ3_SPAN_LISTS; i++) {
+// The fullest span with room, so that emptier ones drain. But while a store is in order, scraps wait until their neighbours have come back, too: what is
+// wanted together lies together then. They are an eighth of all at most, from there on they are taken first; and so they are where nothing else can
+// be had (docs/decisions/0044).
+static struct hz3_span *fullest_locked(const struct hz3_span_store *store, bool scraps) {
+  for (int i = scraps || !is_in_order(store) || has_room(store) ? HZ3_SCRAP_LIST : HZ3_FULLEST_LIST; i < HZ3_SPAN_LISTS; i++) {
     if (store->lists[i] != NULL) return store->lists[i];
   }
   return NULL;
@@ -133,7 +139,7 @@ static bool is_carved(const struct hz3_span *span) { return span->carved == span
 // is still being carved, of which each home mostly has one, the first of its list: those who grow side by side would take it from each
 // other, and share them all.
 static struct hz3_span *emptiest_locked(const struct hz3_span_store *store) {
-  static const uint8_t emptiest_first[] = {HZ3_HOLLOW_LIST, HZ3_SPARSE_LIST, 2, 1, HZ3_PURGED_LIST};
+  static const uint8_t emptiest_first[] = {HZ3_HOLLOW_LIST, HZ3_SPARSE_LIST, HZ3_FULLEST_LIST + 2, HZ3_FULLEST_LIST + 1, HZ3_PURGED_LIST};
   for (size_t i = 0; i < sizeof emptiest_first; i++) {
     struct hz3_span *span = store->lists[emptiest_first[i]];
     if (span != NULL && !is_carved(span)) span = span->next;
@@ -229,7 +235,7 @@ static bool is_draining(const struct hz3_span_store *store, unsigned size_class,
   if (HZ3_CHECKED || hz3_size_classes[size_class].bytes > DRAIN_MOST_BYTES || hz3_class_has_few_spans(size_class, &use)) return false;
   bool room = hz3_class_has_room(&use);
   if (room && !store->drains_in_vain && !hz3_span_store_swings(store, hz3_span_look_at_clock(now_ms))) return true;
-  if (size_class > HZ3_SMALL_CLASS_LAST || (room && store->doubt > IN_ORDER)) return false;
+  if (size_class > HZ3_SMALL_CLASS_LAST || (room && !is_in_order(store))) return false;
   return hz3_span_look_at_clock(now_ms) - store->reuse_ms >= HZ3_SWING_MS;
 }
 
@@ -304,7 +310,7 @@ static size_t take_from_locked(struct hz3_span_store *store, struct hz3_span *sp
   carve(span, end - taken, fresh);
   span->until_settle += (int32_t)(taken + fresh);
   note_handed_out_locked(store, taken + fresh);
-  relist_locked(store, span);
+  relist_locked(store, span, false);
   if (span->list == HZ3_SPAN_NO_LIST) {
     set_draining_locked(span, is_draining(store, span->size_class, &now_ms));
     if (span->is_draining && span->sample == HZ3_SPAN_NO_SAMPLE) take_sample_locked(store, span, end[-1]);
@@ -313,9 +319,9 @@ static size_t take_from_locked(struct hz3_span_store *store, struct hz3_span *sp
   return taken + fresh;
 }
 
-// The fullest span with room, or one that was kept; NULL if there is neither.
-static struct hz3_span *next_locked(struct hz3_span_store *store) {
-  struct hz3_span *span = fullest_locked(store);
+// A span with room, or one that was kept; NULL if there is neither.
+static struct hz3_span *next_locked(struct hz3_span_store *store, bool scraps) {
+  struct hz3_span *span = fullest_locked(store, scraps);
   if (span != NULL || store->kept == NULL) return span;
   hz3_span_store_note_wanted_locked(store);
   span = hz3_span_take_kept_locked(store);
@@ -324,9 +330,9 @@ static struct hz3_span *next_locked(struct hz3_span_store *store) {
   return span;
 }
 
-static size_t fetch_locked(struct hz3_span_store *store, void **end, size_t count, bool *is_clean) {
+static size_t fetch_locked(struct hz3_span_store *store, void **end, size_t count, bool scraps, bool *is_clean) {
   size_t got = 0;
-  for (struct hz3_span *span; got < count && (span = next_locked(store)) != NULL;)
+  for (struct hz3_span *span; got < count && (span = next_locked(store, scraps)) != NULL;)
     got += take_from_locked(store, span, end - got, count - got, is_clean);
   judge_samples_locked(store);
   return got;
@@ -338,9 +344,9 @@ static size_t moved_to_start(void **out, size_t count, size_t got) {
   return got;
 }
 
-size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t count, bool *is_clean) {
+size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t count, bool scraps, bool *is_clean) {
   hz3_lock_acquire(&store->lock);
-  size_t got = fetch_locked(store, out + count, count, is_clean);
+  size_t got = fetch_locked(store, out + count, count, scraps, is_clean);
   hz3_lock_release(&store->lock);
   return moved_to_start(out, count, got);
 }
@@ -355,7 +361,7 @@ size_t hz3_span_store_fetch_from(struct hz3_span_store *store, struct hz3_span *
   span->sample = HZ3_SPAN_NO_SAMPLE;
   hz3_add_to_figure(&store->live_objects, live);
   size_t got = take_from_locked(store, span, out + count, count, is_clean);
-  got += fetch_locked(store, out + count - got, count - got, is_clean);
+  got += fetch_locked(store, out + count - got, count - got, false, is_clean);
   hz3_lock_release(&store->lock);
   return moved_to_start(out, count, got);
 }
@@ -366,7 +372,7 @@ void hz3_span_place_locked(struct hz3_span_store *store, struct hz3_span *span, 
     bool was_full = span->settle_out + 1u == span->objects;  // no more than objects - 2 otherwise
     bool drains = is_draining(store, span->size_class, &off->now_ms);
     if (drains || was_full) set_draining_locked(span, drains);
-    relist_locked(store, span);
+    relist_locked(store, span, true);
     return;
   }
   hz3_span_unlink_locked(store, span);

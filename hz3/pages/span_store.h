@@ -17,11 +17,11 @@
 
 HZ3_BEGIN_DECLS
 
-enum { HZ3_SPAN_LISTS = 6, HZ3_SPAN_OFF_LISTS = HZ3_SPAN_NO_LIST - 1 };
+enum { HZ3_SPAN_LISTS = 7, HZ3_SPAN_OFF_LISTS = HZ3_SPAN_NO_LIST - 1 };
 
 struct hz3_span_store {
   struct hz3_lock lock;
-  struct hz3_span *lists[HZ3_SPAN_LISTS];  // less than 1/4 free, less than 1/2, less than 3/4, the rest: sparse, hollow, and those of both that were purged
+  struct hz3_span *lists[HZ3_SPAN_LISTS];  // scraps, less than 1/4 free, less than 1/2, less than 3/4, the rest: sparse, hollow, and those of both that were purged
   uint32_t listed[HZ3_SPAN_LISTS];         // how many spans are on each
   size_t live_objects;                     // handed out and not come back
   size_t spans;
@@ -54,8 +54,9 @@ HZ3_INLINE struct hz3_class_use hz3_span_store_use(const struct hz3_span_store *
 }
 
 // Takes up to `count` objects out of the spans with room, or that are kept; 0 if there is none. What is to be popped first, from the
-// end, is of the fullest span, and of each span the lowest. *is_clean is cleared if any of them may be non-zero, else left alone.
-size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t count, bool *is_clean);
+// end, is of the fullest span, and of each span the lowest. Where the store is in order and has little room, no scraps, unless these are
+// wanted. *is_clean is cleared if any of them may be non-zero, else left alone.
+size_t hz3_span_store_fetch(struct hz3_span_store *store, void **out, size_t count, bool scraps, bool *is_clean);
 // Takes a span with room away, for another home, into whose store it has to go; NULL if there is none. `live`: how many of its
 // objects are out.
 struct hz3_span *hz3_span_store_take_span(struct hz3_span_store *store, unsigned new_home, size_t *live);

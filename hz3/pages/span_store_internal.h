@@ -10,9 +10,9 @@
 
 HZ3_BEGIN_DECLS
 
-// Of a sparse span a quarter is out, or less; of a hollow one so few objects, mostly in caches of threads that may stay silent. What may
+// A scrap is what came back to a full span, less than a quarter of it. Of a sparse span a quarter is out, or less; of a hollow one so few objects, mostly in caches of threads that may stay silent. What may
 // then become of their pages: span_purge.c.
-enum { HZ3_SPARSE_LIST = HZ3_SPAN_LISTS - 3, HZ3_HOLLOW_LIST, HZ3_PURGED_LIST, HZ3_HOLLOW_OBJECTS = 4 };
+enum { HZ3_SCRAP_LIST, HZ3_FULLEST_LIST, HZ3_SPARSE_LIST = HZ3_SPAN_LISTS - 3, HZ3_HOLLOW_LIST, HZ3_PURGED_LIST, HZ3_HOLLOW_OBJECTS = 4 };
 enum { HZ3_LOOKS_PER_PURGE = 4 };  // for each span that may be purged, so many are looked at
 
 // Spans that a release or a purge took off the lists, linked by next.

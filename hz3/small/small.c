@@ -49,14 +49,14 @@ static struct hz3_span *take_over(unsigned size_class, unsigned home, size_t *li
 size_t hz3_small_fetch(unsigned home, unsigned size_class, void **out, size_t count) {
   bool is_clean;  // of no use: nobody asks for the zeroes of small blocks
   note_home(home);
-  size_t got = hz3_span_store_fetch(&stores[size_class][home], out, count, &is_clean), live = 0;
+  size_t got = hz3_span_store_fetch(&stores[size_class][home], out, count, false, &is_clean), live = 0;
   if (got > 0) return got;
   unsigned times = hz3_span_store_next_times(&stores[size_class][home], size_class);
   struct hz3_span *span = with_bitmap(hz3_pages_alloc_span_at_home(size_class, home, times));
   if (span == NULL) span = take_over(size_class, home, &live);
   if (span == NULL) span = with_bitmap(hz3_pages_alloc_span(size_class, home, times));
   if (span != NULL) return hz3_span_store_fetch_from(&stores[size_class][home], span, live, out, count, &is_clean);
-  for (home = 0; got == 0 && home < home_count(); home++) got = hz3_span_store_fetch(&stores[size_class][home], out, count, &is_clean);
+  for (home = 0; got == 0 && home < home_count(); home++) got = hz3_span_store_fetch(&stores[size_class][home], out, count, true, &is_clean);
   return got;
 }
 

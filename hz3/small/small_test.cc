@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <map>
 #include <random>
 #include <set>
@@ -204,6 +205,46 @@ namespace {
 
 TEST(SmallDeathTest, WithoutMemoryOthersSpansServe) {
   EXPECT_EXIT(FetchWithoutMemory(), testing::ExitedWithCode(0), "");
+}
+
+// Spans to which little came back are left alone where the oldest come back first; not where there is nothing else.
+[[noreturn]] void FetchScrapsWithoutMemory() {
+  const unsigned c = hz3_size_class_of(512);
+  std::deque<void *> queue;
+  auto push = [&] {
+    void *object;
+    HZ3_REQUIRE(hz3_small_fetch(0, c, &object, 1) == 1);
+    queue.push_back(object);
+  };
+  auto is_full = [&] { return hz3_small_use(c).out == hz3_small_use(c).objects; };
+  auto pop = [&] {
+    void *object = queue.front();
+    hz3_small_release(c, &object, 1);
+    queue.pop_front();
+    return object;
+  };
+  while (queue.size() < size_t{16} * hz3_size_classes[c].objects) push();
+  for (size_t moved = 0; moved < 4 * queue.size(); moved++) {
+    pop();
+    push();
+  }
+  for (size_t count = queue.size(); count > 0; count--) pop();
+  while (queue.size() < size_t{16} * hz3_size_classes[c].objects || !is_full()) push();
+  const void *scrap = pop();
+  push();
+  HZ3_REQUIRE(hz3_pages_span_of(queue.back()) != hz3_pages_span_of(scrap));
+  hz3_test::RefuseCall(SYS_mmap);
+  while (hz3_pages_alloc_span(c, 0, 1) != nullptr) continue;
+  while (!is_full()) push();
+  HZ3_REQUIRE(std::count(queue.begin(), queue.end(), scrap) == 1);
+  void *object;
+  HZ3_REQUIRE(hz3_small_fetch(0, c, &object, 1) == 0);
+  _exit(0);
+}
+
+TEST(SmallDeathTest, WithoutMemoryScrapsServe) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "never in order";
+  EXPECT_EXIT(FetchScrapsWithoutMemory(), testing::ExitedWithCode(0), "");
 }
 #endif
 
