@@ -249,7 +249,8 @@ QUEUES = [
     for way, what, form in (("tides", "falls and rises by 1,000", "swing=1000"),
                             ("grown", "does so after it has grown in use", "swing=1000 fill=1"),
                             ("floods", "falls and rises by a third", f"swing={live // 3}"),
-                            ("random", "becomes shorter and longer at random", "swing=10000 way=1"))
+                            ("random", "becomes shorter and longer at random", "swing=10000 way=1"),
+                            ("stays", "falls and rises by 1,000, and one in ten stays longer", "swing=1000 stay=10"))
     for threads in (1, 2)
 ]
 

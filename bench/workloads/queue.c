@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // queue: linked queues with a backlog, as programs have that take work in
-// faster than they do it for a while. What is freed is always what was
-// allocated first, while the queue becomes shorter and longer.
+// faster than they do it for a while. What is freed is what was allocated
+// first, while the queue becomes shorter and longer; but a part of what is
+// taken out may stay longer, as what takes more time to deal with does.
 //
 // Invariant: a queue has `live` blocks, or up to `swing` fewer; each block is
-// taken out as it was put in, in the same order.
+// taken out as it was put in, in the same order. A block that stays points to
+// itself.
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +16,7 @@
 
 enum { IN_TIDES, AT_RANDOM, WAYS };
 enum { AT_ONCE, IN_USE, FILLS };
+enum { STAYING_PART = 4 };  // of `live`: the places of those that stay
 
 struct block {
   uint64_t number;
@@ -25,6 +28,8 @@ struct queue {
   struct block* last;
   uint64_t pushed;
   uint64_t popped;
+  struct block** stayed;
+  uint64_t state;
 };
 
 static struct {
@@ -34,6 +39,7 @@ static struct {
   uint64_t swing;
   unsigned way;
   unsigned fill;
+  unsigned stay_percent;
   uint64_t seed;
   uint64_t pushed;  // by all threads, atomic
 } run;
@@ -57,13 +63,28 @@ static void push(struct queue* queue) {
   queue->last = block;
 }
 
+static uint64_t staying_places(void) { return run.live / STAYING_PART; }
+
+static void release_stayed(struct block* block) {
+  WL_CHECK(block == NULL || block->next == block, "a block at %p changed",
+           (void*)block);
+  free(block);
+}
+
 static void pop(struct queue* queue) {
   struct block* block = queue->first;
   WL_CHECK(block->number == queue->popped, "block %" PRIu64 " changed",
            queue->popped);
   queue->first = block->next;
   queue->popped++;
-  free(block);
+  if (run.stay_percent == 0 ||
+      !wl_is_chance(&queue->state, run.stay_percent)) {
+    free(block);
+    return;
+  }
+  uint64_t place = wl_below(&queue->state, staying_places());
+  release_stayed(queue->stayed[place]);
+  queue->stayed[place] = block->next = block;
 }
 
 // Three operations, of which one or two are pushes, as the tide is.
@@ -81,7 +102,9 @@ static void move_with_tide(struct queue* queue, bool is_falling) {
 
 static void work(unsigned index, void* context) {
   (void)context;
-  struct queue queue = {NULL, NULL, 0, 0};
+  struct queue queue = {
+      .stayed = wl_map(staying_places() * sizeof(*queue.stayed)),
+      .state = wl_stream_seed(run.seed, WL_MAX_THREADS + index)};
   uint64_t state = wl_stream_seed(run.seed, index);
   uint64_t least = run.live - run.swing;
   bool is_falling = true;
@@ -107,6 +130,9 @@ static void work(unsigned index, void* context) {
   while (queue.first != NULL) {
     pop(&queue);
   }
+  for (uint64_t i = 0; i < staying_places(); i++) {
+    release_stayed(queue.stayed[i]);
+  }
   __atomic_fetch_add(&run.pushed, queue.pushed, __ATOMIC_RELAXED);
 }
 
@@ -124,6 +150,8 @@ int main(int argc, char** argv) {
       {"way", "0 two out and one in, then the reverse; 1 at random", IN_TIDES,
        0, WAYS - 1},
       {"fill", "first: 0 at once, 1 two in and one out", AT_ONCE, 0, FILLS - 1},
+      {"stay", "of a hundred that are taken out so many stay for longer", 0, 0,
+       100},
       {"seed", "of the generators", WL_DEFAULT_SEED, 0, UINT64_MAX},
   };
   struct wl_program program = {
@@ -142,7 +170,8 @@ int main(int argc, char** argv) {
   run.swing = args[4].value;
   run.way = (unsigned)args[5].value;
   run.fill = (unsigned)args[6].value;
-  run.seed = args[7].value;
+  run.stay_percent = (unsigned)args[7].value;
+  run.seed = args[8].value;
   if (run.swing > run.live - 3) {
     wl_usage_error(&program, "swing has to be less than live by 3 or more");
   }

@@ -383,9 +383,9 @@ class ExactWork(unittest.TestCase):
     self.assertEqual(len(seen), 5 + 6 + 3 + 4 + 3, seen)
 
   def test_queue(self):
-    for way, fill in ((0, 0), (1, 0), (0, 1)):
-      with self.subTest(way=way, fill=fill):
-        out, mallocs, asked, frees = self.count("queue", "1 3000 500 40 99 %d %d" % (way, fill))
+    for way, fill, stay in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 30), (1, 1, 100)):
+      with self.subTest(way=way, fill=fill, stay=stay):
+        out, mallocs, asked, frees = self.count("queue", "1 3000 500 40 99 %d %d %d" % (way, fill, stay))
         self.assertEqual(int(fields(out, "queue:")["ops"]), mallocs)
         self.assertEqual((asked, frees), (40 * mallocs, mallocs))
         # All that passed through, and what was left then.
