@@ -273,6 +273,10 @@ TEST_P(SpanBoxTest, ScrapsWaitWhileTheOldestComeBackFirst) {
     while (kBox.use(c_).out < kBox.use(c_).objects) Fetch(1);
   };
   start_with_full_spans();
+  const size_t one_span = hz3_pages_span_of(Fetch(1).front())->objects;
+  Fetch(one_span - 1);
+  const hz3_span *nearly_full = hz3_pages_span_of(Fetch(one_span - 1).front());
+  EXPECT_EQ(hz3_pages_span_of(Fetch(1).front()), nearly_full) << "the rest of a span is no scrap";
   const std::map<hz3_span *, std::vector<void *>> spans = BySpan();
   auto is_scrap = [&spans](void *object) { return spans.count(hz3_pages_span_of(object)) != 0; };
   // What is fetched instead goes back as a whole.
