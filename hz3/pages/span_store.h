@@ -5,7 +5,7 @@
 //   to want again at once stay with it, so that threads do not meet at the lock of the pages (docs/decisions/0038).
 // Called by: small, medium.
 // Locks: one per store, rank CLASS; taken here, never two at once, nor while a span comes from or goes back to its chunk.
-// Invariant: a span is on the list of its fullness in the store of its home while 0 < room, except while it is off the lists: it
+// Invariant: a span is on the list of its fullness, or of scraps, in the store of its home while 0 < room, except while it is off the lists: it
 //   is purged, moves to another home, or is free and kept, and then counts as none of the store's spans. room = objects - out;
 //   out = bits set, none at or above carved. No object memory is read or written.
 #ifndef HZ3_PAGES_SPAN_STORE_H_
