@@ -10,8 +10,8 @@
 
 HZ3_BEGIN_DECLS
 
-// A scrap is what came back to a full span, less than a quarter of it. Of a sparse span a quarter is out, or less; of a hollow one so few objects, mostly in caches of threads that may stay silent. What may
-// then become of their pages: span_purge.c.
+// Scraps are spans that were full, and of which less than a quarter came back. Of a sparse span a quarter is out, or less; of a hollow one so
+// few objects, mostly in caches of threads that may stay silent. What may then become of their pages: span_purge.c.
 enum { HZ3_SCRAP_LIST, HZ3_FULLEST_LIST, HZ3_SPARSE_LIST = HZ3_SPAN_LISTS - 3, HZ3_HOLLOW_LIST, HZ3_PURGED_LIST, HZ3_HOLLOW_OBJECTS = 4 };
 enum { HZ3_LOOKS_PER_PURGE = 4 };  // for each span that may be purged, so many are looked at
 
