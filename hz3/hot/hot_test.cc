@@ -758,6 +758,7 @@ std::set<void *> FreeTwoThatDrain(std::vector<void *> *left) {
 
 TEST_F(Hot, WhatDrainsIsNotGivenOutBeforeItsSpanHadIt) {
   if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
+  AtHome at_home;
   for (size_t bytes : {16, 64, 1024, 16384, 32768}) {
     const unsigned c = hz3_size_class_of(bytes);
     std::vector<void *> left = Thinned(bytes, 40);
@@ -809,6 +810,7 @@ TEST_F(Hot, AShrinkingQueueLetsGoOfItsSpans) {
 // A few blocks come and go, spans stay as empty as they are: draining is in vain, and pauses.
 TEST_F(Hot, WhoEmptiesNoSpanKeepsWhatItFrees) {
   if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
+  AtHome at_home;
   std::vector<void *> left = Thinned(64, 20), frame(40);
   size_t kept = 0, frames = 2000;
   for (size_t i = 0; i < frames; i++) {
@@ -937,6 +939,7 @@ TEST_F(Hot, TheDepotKeepsMediumBlocksOfAClassThatSwings) {
 // Spans that went are needed again at once, for a third batch: those that are left with room do not drain, until a while later.
 TEST_F(Hot, SpansOfAClassThatSwingsDoNotDrain) {
   if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
+  AtHome at_home;
   std::vector<void *> blocks(12 * hz3_size_classes[hz3_size_class_of(1024)].objects);
   for (int tries = 0;; tries++) {
     ASSERT_LT(tries, 100) << "the machine is too slow";
@@ -1207,6 +1210,7 @@ TEST_F(Hot, FewSpansAndBigBlocksDoNotDrain) {
 
 TEST_F(Hot, TicksAndTrimsEmptyDrains) {
   if (HZ3_CHECKED) GTEST_SKIP() << "nothing drains";
+  AtHome at_home;
   const unsigned c = hz3_size_class_of(256);
   std::vector<void *> left = Thinned(256, 20);
   FreeTwoThatDrain(&left);
@@ -1236,6 +1240,7 @@ void PushToDepot(unsigned c, const std::vector<void *> &objects) {
 // Each full drain takes a magazine of the depot along, without waiting for a tick.
 TEST_F(Hot, ADrainEmptiesTheDepot) {
   if (HZ3_CHECKED) GTEST_SKIP() << "what is freed there bears a pattern";
+  AtHome at_home;
   const unsigned c = hz3_size_class_of(1024);
   std::vector<void *> blocks = Thinned(1024, 20);
   for (int i = 0; i < 2; i++) {
