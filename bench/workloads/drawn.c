@@ -62,11 +62,6 @@ static struct {
   unsigned char* shelf[MOST_SHELF];
 } run;
 
-// Without a draw for what is never done.
-static bool is_chance(uint64_t* state, unsigned percent) {
-  return percent > 0 && wl_is_chance(state, percent);
-}
-
 // ---- The draw ------------------------------------------------------------
 
 // Of [0, most]; small ones more often.
@@ -79,7 +74,7 @@ static unsigned small_of(uint64_t* state, unsigned most) {
 // Mostly none.
 static unsigned percent_of(uint64_t* state, unsigned most) {
   unsigned percent = 1 + (unsigned)wl_below(state, most);
-  return is_chance(state, 30) ? percent : 0;
+  return wl_is_chance_if_any(state, 30) ? percent : 0;
 }
 
 // Below the power of two that follows.
@@ -189,11 +184,11 @@ static unsigned char* allocate_and_grow(uint64_t size) {
 static unsigned char* allocate(struct worker* worker) {
   uint64_t size = draw.size_of[wl_below(&worker->state, SIZES)];
   unsigned char* block;
-  if (is_chance(&worker->state, draw.cleared_percent)) {
+  if (wl_is_chance_if_any(&worker->state, draw.cleared_percent)) {
     block = not_null(calloc(1, size), size);
     WL_CHECK(draw.written == NOTHING || (block[0] | block[size - 1]) == 0,
              "calloc gave %" PRIu64 " bytes that are not zero", size);
-  } else if (is_chance(&worker->state, draw.grown_percent)) {
+  } else if (wl_is_chance_if_any(&worker->state, draw.grown_percent)) {
     block = allocate_and_grow(size);
   } else {
     block = not_null(malloc(size), size);
@@ -214,7 +209,8 @@ static void release(unsigned char* block) {
 static void release_or_pass(struct worker* worker, unsigned char** place) {
   unsigned char* block = *place;
   *place = NULL;
-  if (block != NULL && is_chance(&worker->state, draw.passed_percent)) {
+  if (block != NULL &&
+      wl_is_chance_if_any(&worker->state, draw.passed_percent)) {
     uint64_t at = wl_below(&worker->state, run.shelf_places);
     block = __atomic_exchange_n(&run.shelf[at], block, __ATOMIC_ACQ_REL);
   }
@@ -274,7 +270,7 @@ static void fill_and_drop(struct worker* worker) {
     }
   }
   for (uint64_t i = 0; i < worker->count; i++) {
-    if (is_chance(&worker->state, 90)) {
+    if (wl_is_chance_if_any(&worker->state, 90)) {
       release_or_pass(worker, &worker->places[i]);
     }
   }
@@ -288,7 +284,7 @@ static uint64_t next_place(struct worker* worker) {
     worker->next = (oldest + 1) % worker->count;
     return oldest;
   }
-  if (draw.order == MOST_DIE_YOUNG && is_chance(&worker->state, 95)) {
+  if (draw.order == MOST_DIE_YOUNG && wl_is_chance_if_any(&worker->state, 95)) {
     end = worker->count / 50 + 1;
   }
   return wl_below(&worker->state, end);

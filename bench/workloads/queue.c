@@ -77,8 +77,7 @@ static void pop(struct queue* queue) {
            queue->popped);
   queue->first = block->next;
   queue->popped++;
-  if (run.stay_percent == 0 ||
-      !wl_is_chance(&queue->state, run.stay_percent)) {
+  if (!wl_is_chance_if_any(&queue->state, run.stay_percent)) {
     free(block);
     return;
   }

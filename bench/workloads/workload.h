@@ -120,6 +120,11 @@ static inline bool wl_is_chance(uint64_t* state, unsigned percent) {
   return wl_below(state, 100) < percent;
 }
 
+// The same, without a draw for what is never done.
+static inline bool wl_is_chance_if_any(uint64_t* state, unsigned percent) {
+  return percent > 0 && wl_is_chance(state, percent);
+}
+
 static inline uint32_t wl_xorshift32(uint32_t* state) {
   uint32_t x = *state;
   x ^= x << 13;
