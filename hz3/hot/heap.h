@@ -24,13 +24,13 @@ struct hz3_heap {
   uint32_t spare[HZ3_CLASS_COUNT];      // index of the previous magazine, full or empty; 0 = none
   uint16_t refill[HZ3_CLASS_COUNT];     // objects to fetch next time; doubles up to the capacity
   uint8_t level[HZ3_CLASS_COUNT];       // size of magazines to use (remote.h); of big objects what a bin may hold
-  uint8_t misses[HZ3_CLASS_COUNT];      // slow paths since the last tick
+  uint8_t misses[HZ3_CLASS_COUNT];      // slow paths in the step of the coarse clock that began at misses_ms
   uint8_t home;                         // of the spans that it fetches from
   uint8_t state;                        // enum hz3_heap_state, lock HEAPS
   bool is_of_a_crowd;                   // there were HZ3_CROWD_HEAPS before it: bins of big objects hold fewer, until they grow; never changes
   bool is_busy;                         // in a slow path, or being emptied: what fork finds in a bin is not to be trusted
   uint16_t empty_count;
-  uint32_t slow_calls;
+  uint32_t slow_calls, misses_ms;
   uint32_t empty;                       // chain of empty level-0 magazines
   uint32_t trim_epoch;
   size_t spare_bytes;                   // object bytes in spares

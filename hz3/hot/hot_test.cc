@@ -35,6 +35,7 @@
 extern "C" {
 #include "hz3/hot/caches.h"
 #include "hz3/hot/heap.h"
+#include "hz3/hot/tick.h"
 }
 
 namespace {
@@ -1302,6 +1303,34 @@ TEST_F(Hot, BinsOfBigBlocksGrowAndGoAgain) {
     hz3_trim();
     EXPECT_EQ(OwnHeap()->grown_bytes, 0u);
   }
+}
+
+// Programs that write big blocks miss some of them in a step of the coarse clock, and are no faster with more of those at hand.
+TEST_F(Hot, BinsGrowByMissesWithinOneStep) {
+  if (HZ3_CHECKED) GTEST_SKIP() << "what is freed waits in the quarantine";
+  const size_t bytes = size_t{HZ3_MAGAZINE_BYTES} * 2;
+  const unsigned c = hz3_size_class_of(bytes);
+  hz3_trim();
+  auto level_after_swings = [bytes, c](uint32_t step_ms) {
+    std::vector<void *> blocks(40);
+    for (int round = 0; round < 200; round++) {
+      hz3_coarse_now_ms += step_ms;
+      for (void *&block : blocks) {
+        OwnHeap()->slow_calls = 0;  // no tick, and nobody looks at the clock
+        block = hz3_malloc(bytes);
+      }
+      for (void *block : blocks) {
+        OwnHeap()->slow_calls = 0;
+        hz3_free(block);
+      }
+    }
+    return OwnHeap()->level[c];
+  };
+  EXPECT_EQ(level_after_swings(HZ3_COARSE_STEP_MS), 0u);
+  if (hz3_cache_may_grow(OwnHeap(), c)) {
+    EXPECT_GT(level_after_swings(0), 0u);
+  }
+  hz3_trim();
 }
 
 // A tick of this thread, which finds that the class was in use, but seldom.

@@ -20,7 +20,7 @@ enum {
   FIRST_REFILL = 8,                // objects of a class's first refill: a thread that needs few gets few. Then twice as many each time.
   FIRST_REFILL_LEAST_BYTES = 512,  // Of objects below 64 bytes so many bytes instead: FIRST_REFILL cache lines.
   FIRST_REFILL_MOST_BYTES = 1024,  // Of objects above 128 bytes so many, but at least one object: on a huge page all are resident
-  MISSES_TO_GROW = 32,             // slow paths of a class per tick that call for bigger magazines
+  MISSES_TO_GROW = 32,             // slow paths of a class in a step of the coarse clock that call for bigger magazines
   QUIET_MS = 2 * HZ3_COARSE_STEP_MS,  // a class of which no bin ran dry for so long is quiet, give or take half of it
   SHRINKING_PART = 32,             // of a shrinking or quiet class, a bin may hold no more than 1 in so many objects that are out,
   SWINGING_PART = 8,               // or 1 in so many if the class swings
@@ -57,8 +57,12 @@ static void note_ran_dry(unsigned c) {
 
 static bool swings(unsigned c) { return ms_since(&class_times[c].swung_ms) < HZ3_SWING_MS; }
 
-// A bin that overflows or runs dry often may hold more, as long as the budgets last.
+// A bin that overflows or runs dry often may hold more, as long as the budgets last. Not one of which the blocks are written for longer than
+// its misses take: what it holds is cold by the time that it is used (docs/decisions/0024).
 static void count_miss(struct hz3_heap *heap, unsigned c) {
+  uint32_t now_ms = __atomic_load_n(&hz3_coarse_now_ms, __ATOMIC_RELAXED);
+  if (heap->misses_ms != now_ms) memset(heap->misses, 0, sizeof heap->misses);
+  heap->misses_ms = now_ms;
   if (heap->misses[c] < MISSES_TO_GROW) heap->misses[c]++;
   if (heap->misses[c] < MISSES_TO_GROW || !hz3_cache_may_grow(heap, c)) return;
   hz3_cache_set_level(heap, c, heap->level[c] + 1u);

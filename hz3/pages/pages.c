@@ -138,6 +138,7 @@ static struct hz3_span *take_span_locked(unsigned size_class, unsigned home, uns
   size_t purged_bytes = (size_t)__builtin_popcountll(chunk->purged & mask) * HZ3_SLICE_BYTES;
   if (hz3_retention_note_regret(&hz3_pages.retention, purged_bytes)) hz3_pages_set_giving_back(false);
   chunk->purged &= ~mask;
+  chunk->used_tick = hz3_pages.ticks;
   hz3_chunk_note_dirty_locked(chunk);
   hz3_chunk_relist_locked(chunk);
   struct hz3_span *span = &chunk->spans[first];
@@ -162,6 +163,7 @@ static void put_span_back_locked(struct hz3_span *span) {
   chunk->free |= mask;
   for (unsigned home = 0; home < HZ3_SPAN_HOMES; home++) chunk->used_by[home] &= ~mask;
   chunk->used_by[span->home] |= mask;
+  chunk->used_tick = hz3_pages.ticks;
   hz3_pages.free_slices += span->slices;
   hz3_pages.dirty_slices += (unsigned)__builtin_popcountll(chunk->dirty & mask);
   hz3_chunk_note_dirty_locked(chunk);

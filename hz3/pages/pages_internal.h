@@ -45,7 +45,8 @@ struct hz3_chunk {
   struct hz3_chunk *below, *above;     // the chunk that ends where this one starts, and the other way round; lock: pages
   uint64_t closed;                     // checked lane: free slices without access, never used; lock: pages
   struct hz3_chunk *next, *prev;       // list of chunks with the same longest free run
-  struct hz3_chunk *dirty_next, *dirty_prev;  // chunks with dirty free slices, oldest first
+  struct hz3_chunk *dirty_next, *dirty_prev;  // chunks with dirty free slices, oldest first, but behind them what a tick found in use
+  uint32_t used_tick;    // hz3_pages.ticks when a span last came from here or came back; lock: pages
   uint32_t guard_bytes;  // checked lane: behind the chunk, without access; 0 for all but the last of a mapping
   uint8_t longest_run;
   bool on_dirty_list;
@@ -61,6 +62,7 @@ struct hz3_pages {
   struct hz3_chunk *spare_descriptors;  // of unmapped chunks, linked by next
   struct hz3_retention retention;
   size_t chunks, free_slices, purges;
+  uint32_t ticks;          // so far
   size_t taken_away;       // how many calls hold slices that are neither free nor used: to purge or unmap them, or that stores kept; atomic
   size_t lost_by_fork;     // how many of those there were at the last fork, which cut their threads off
   struct hz3_chunk *first;  // of which slices are held back, if any are:

@@ -1109,6 +1109,12 @@ TEST_F(Pages, UseOfAHollowSpanIsEarlyForASecond) {
   EXPECT_FALSE(is_early(1001));
 }
 
+// A tick, to which all chunks look as if no span had come or gone for long.
+void TickWhileUnused() {
+  for (hz3_chunk *chunk = hz3_pages.dirty_first; chunk != nullptr; chunk = chunk->dirty_next) chunk->used_tick = hz3_pages.ticks - 100;
+  hz3_pages_purge_idle();
+}
+
 TEST_F(Pages, TicksGiveHalfOfWhatNobodyNeeded) {
   hz3_pages_purge_idle();
   hz3_span *first = Alloc(kSliceClass), *second = Alloc(kSliceClass);
@@ -1116,13 +1122,64 @@ TEST_F(Pages, TicksGiveHalfOfWhatNobodyNeeded) {
   Free(second);
   size_t dirty = Stats().dirty_bytes;
   EXPECT_EQ(dirty, 2 * HZ3_SLICE_BYTES);
-  hz3_pages_purge_idle();
+  TickWhileUnused();
   EXPECT_EQ(Stats().dirty_bytes, dirty) << "it has only just come";
   Free(Alloc(kSliceClass));
-  hz3_pages_purge_idle();
+  TickWhileUnused();
   EXPECT_EQ(Stats().dirty_bytes, dirty) << "half of the one that was not needed is none";
+  TickWhileUnused();
+  EXPECT_LT(Stats().dirty_bytes, dirty);
+}
+
+TEST_F(Pages, TicksLeavePartsOfChunksInUse) {
+  std::vector<hz3_span *> spans;
+  for (int i = 0; i < HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
+  for (int i = 0; i < 4; i++) Free(spans[static_cast<size_t>(i)]);
+  const size_t dirty = Stats().dirty_bytes;
+  hz3_pages_purge_idle();
+  for (int i = 0; i < 10; i++) {
+    Free(Alloc(kSliceClass));
+    hz3_pages_purge_idle();
+  }
+  hz3_pages_purge_idle();
+  EXPECT_EQ(Stats().dirty_bytes, dirty) << "nobody needed three of the four slices, but they are soon needed";
   hz3_pages_purge_idle();
   EXPECT_LT(Stats().dirty_bytes, dirty);
+}
+
+TEST_F(Pages, TicksGiveHalvesOfChunksInUse) {
+  if (HZ3_RETAIN_MIN_BYTES < 4 * HZ3_MIB) GTEST_SKIP() << "so much is never kept";
+  std::vector<hz3_span *> spans;
+  for (int i = 0; i < HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
+  std::sort(spans.begin(), spans.end(), [](const hz3_span *a, const hz3_span *b) { return a->base < b->base; });
+  Free(spans[0]);
+  for (size_t i = HZ3_CHUNK_SLICES / 2; i < HZ3_CHUNK_SLICES; i++) Free(spans[i]);
+  hz3_pages_purge_idle();
+  Free(Alloc(kSliceClass));
+  hz3_pages_purge_idle();
+  EXPECT_EQ(Stats().dirty_bytes, HZ3_SLICE_BYTES) << "of the lower half one is free";
+}
+
+// What is in use goes to the end of the list, or a tick would find nothing else as long as it is.
+TEST_F(Pages, TicksFindWhatIsUnusedBehindChunksInUse) {
+  constexpr size_t kChunks = 20;
+  std::vector<hz3_span *> spans;
+  for (size_t i = 0; i < kChunks * HZ3_CHUNK_SLICES; i++) spans.push_back(Alloc(kSliceClass));
+  std::map<const char *, hz3_span *> one_of_each;
+  for (hz3_span *span : spans) one_of_each[reinterpret_cast<const char *>(hz3_round_down(reinterpret_cast<uintptr_t>(span->base), HZ3_CHUNK_BYTES))] = span;
+  ASSERT_GE(one_of_each.size(), kChunks);
+  for (const auto &[chunk, span] : one_of_each) Free(span);
+  const size_t dirty = Stats().dirty_bytes;
+  if (dirty < one_of_each.size() * HZ3_SLICE_BYTES) GTEST_SKIP() << "so much is never kept";
+  const hz3_chunk *unused = hz3_pages.dirty_last;
+  hz3_pages.dirty_low_water = hz3_pages.dirty_slices;
+  for (int ticks = 0; ticks < 2; ticks++) {
+    for (hz3_chunk *chunk = hz3_pages.dirty_first; chunk != nullptr; chunk = chunk->dirty_next)
+      chunk->used_tick = hz3_pages.ticks - (chunk == unused ? 100 : 0);
+    hz3_pages_purge_idle();
+  }
+  EXPECT_FALSE(unused->on_dirty_list);
+  EXPECT_EQ(Stats().dirty_bytes, dirty - HZ3_SLICE_BYTES);
 }
 
 // Each purge is too early once: not again when the same memory was used and freed, nor for a chunk that was mapped anew.

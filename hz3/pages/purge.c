@@ -22,8 +22,9 @@ enum { IDLE_PURGE_MOST_BYTES = 32 * HZ3_MIB };
 enum { GIVING_BACK_MIN_BYTES = HZ3_RETAIN_MIN_BYTES / 8 };
 // Of the spans that were purged within, more than one in so many used again too early is too many; a tick forgets one in so many of both.
 enum { REGRET_SHARE = 4, TICKS_REMEMBERED = 8 };
-// Among so many of the chunks that have been dirty longest, one with a free half is looked for.
-enum { HALF_TRIES = 16 };
+// Among so many of the chunks that have been dirty longest, one with a free half is looked for, or by a tick one that is not in use: in so
+// many ticks before this one no span came from there, nor came back.
+enum { TRIES = 16, UNUSED_TICKS = 2 };
 
 size_t hz3_retention_limit(const struct hz3_retention *retention, size_t used_bytes) {
   size_t tolerance = hz3_max(retention->limit_bytes / LOW_SHARE, HZ3_RETAIN_MIN_BYTES);
@@ -80,23 +81,28 @@ size_t hz3_idle_keep(size_t dirty_bytes, size_t low_water_bytes) {
   return dirty_bytes - hz3_min(hz3_min(low_water_bytes / 2, IDLE_PURGE_MOST_BYTES), dirty_bytes);
 }
 
+static void link_dirty_locked(struct hz3_chunk *chunk) {
+  chunk->dirty_next = NULL;
+  chunk->dirty_prev = hz3_pages.dirty_last;
+  if (chunk->dirty_prev != NULL) chunk->dirty_prev->dirty_next = chunk;
+  else hz3_pages.dirty_first = chunk;
+  hz3_pages.dirty_last = chunk;
+}
+
+static void unlink_dirty_locked(struct hz3_chunk *chunk) {
+  if (chunk->dirty_prev != NULL) chunk->dirty_prev->dirty_next = chunk->dirty_next;
+  else hz3_pages.dirty_first = chunk->dirty_next;
+  if (chunk->dirty_next != NULL) chunk->dirty_next->dirty_prev = chunk->dirty_prev;
+  else hz3_pages.dirty_last = chunk->dirty_prev;
+}
+
 // Keeps the chunk on the dirty list exactly while it has something to purge; new ones go to the end.
 void hz3_chunk_note_dirty_locked(struct hz3_chunk *chunk) {
   bool has_dirty = hz3_chunk_purgeable(chunk) != 0;
   if (has_dirty == chunk->on_dirty_list) return;
   chunk->on_dirty_list = has_dirty;
-  if (has_dirty) {
-    chunk->dirty_next = NULL;
-    chunk->dirty_prev = hz3_pages.dirty_last;
-    if (chunk->dirty_prev != NULL) chunk->dirty_prev->dirty_next = chunk;
-    else hz3_pages.dirty_first = chunk;
-    hz3_pages.dirty_last = chunk;
-    return;
-  }
-  if (chunk->dirty_prev != NULL) chunk->dirty_prev->dirty_next = chunk->dirty_next;
-  else hz3_pages.dirty_first = chunk->dirty_next;
-  if (chunk->dirty_next != NULL) chunk->dirty_next->dirty_prev = chunk->dirty_prev;
-  else hz3_pages.dirty_last = chunk->dirty_prev;
+  if (has_dirty) link_dirty_locked(chunk);
+  else unlink_dirty_locked(chunk);
 }
 
 // Purges each run of slices in the mask, or where that is refused each slice; returns the slices that the kernel took.
@@ -124,13 +130,27 @@ static uint64_t free_halves(const struct hz3_chunk *chunk) {
 
 static uint64_t halves_of(uint64_t slices) { return (slices & HZ3_LOW_HALF ? HZ3_LOW_HALF : 0) | (slices & HZ3_HIGH_HALF ? HZ3_HIGH_HALF : 0); }
 
-// The chunk that has been dirty longest; rather one of which a half can go as a whole.
+static bool has_half_to_purge(const struct hz3_chunk *chunk) { return (free_halves(chunk) & chunk->dirty) != 0; }
+
+// The chunk that has been dirty longest; rather one of which a half can go as a whole. NULL if there is none.
 static struct hz3_chunk *oldest_locked(void) {
   struct hz3_chunk *chunk = hz3_pages.dirty_first;
-  for (int tries = HALF_TRIES; chunk != NULL && tries > 0; chunk = chunk->dirty_next, tries--) {
-    if ((free_halves(chunk) & chunk->dirty) != 0) return chunk;
+  for (int tries = TRIES; chunk != NULL && tries > 0; chunk = chunk->dirty_next, tries--) {
+    if (has_half_to_purge(chunk)) return chunk;
   }
   return hz3_pages.dirty_first;
+}
+
+// For a tick: of a chunk in use only halves go. What else is free there is soon wanted again, and the half that it is a part of would lose
+// its huge page (docs/decisions/0014). NULL if there is nothing in those that were looked at.
+static struct hz3_chunk *oldest_unused_locked(void) {
+  for (int tries = TRIES; tries > 0 && hz3_pages.dirty_first != NULL; tries--) {
+    struct hz3_chunk *chunk = hz3_pages.dirty_first;
+    if (has_half_to_purge(chunk) || hz3_pages.ticks - chunk->used_tick > UNUSED_TICKS) return chunk;
+    unlink_dirty_locked(chunk);
+    link_dirty_locked(chunk);
+  }
+  return NULL;
 }
 
 // Gives free slices of the chunk back; of those in `advised` the advice changed to what the chunk says. Returns how many the kernel took of
@@ -164,9 +184,8 @@ static unsigned give_back_locked(struct hz3_chunk *chunk, uint64_t mask, uint64_
   return (unsigned)__builtin_popcountll(purged & dirty);
 }
 
-// Purges one chunk; false if there is none. `slices`: what the kernel took of what was dirty. Lock as above.
-static bool purge_oldest_locked(unsigned *slices) {
-  struct hz3_chunk *chunk = oldest_locked();
+// Purges the chunk; false for NULL. `slices`: what the kernel took of what was dirty. Lock as above.
+static bool purge_chunk_locked(struct hz3_chunk *chunk, unsigned *slices) {
   if (chunk == NULL) return false;
   // Where huge pages are asked for, the kernel makes them afterwards, too, and would fill what is purged between blocks again.
   // So only halves go as long as there are any. When parts of halves have to go, those halves do without huge pages until they are
@@ -227,7 +246,7 @@ static void forget_some(uint32_t *count) {
 bool hz3_pages_purge_to(size_t keep_bytes) {
   bool any = false;
   hz3_lock_acquire(&hz3_pages.lock);
-  for (unsigned slices; hz3_pages.dirty_slices * HZ3_SLICE_BYTES > keep_bytes && purge_oldest_locked(&slices);) {
+  for (unsigned slices; hz3_pages.dirty_slices * HZ3_SLICE_BYTES > keep_bytes && purge_chunk_locked(oldest_locked(), &slices);) {
     if (slices == 0) continue;
     hz3_retention_note_purge(&hz3_pages.retention, slices * HZ3_SLICE_BYTES, hz3_pages_used_bytes_locked());
     any = true;
@@ -239,6 +258,7 @@ bool hz3_pages_purge_to(size_t keep_bytes) {
 void hz3_pages_purge_idle(void) {
   hz3_span_stores_give_up_kept(false);
   hz3_lock_acquire(&hz3_pages.lock);
+  hz3_pages.ticks++;
   size_t keep_bytes = hz3_idle_keep(hz3_pages.dirty_slices * HZ3_SLICE_BYTES, hz3_pages.dirty_low_water * HZ3_SLICE_BYTES);
   size_t keep = hz3_round_up(keep_bytes, HZ3_SLICE_BYTES) / HZ3_SLICE_BYTES;
   bool is_early = hz3_pages_are_hollow_purges_early();
@@ -246,7 +266,7 @@ void hz3_pages_purge_idle(void) {
   forget_some(&hz3_pages.hollow_regrets);
   size_t left = hz3_pages.dirty_slices - keep;  // not also what others free meanwhile
   hz3_pages_set_giving_back(left * HZ3_SLICE_BYTES >= GIVING_BACK_MIN_BYTES && !is_early);
-  for (unsigned slices; left > 0 && hz3_pages.dirty_slices > keep && purge_oldest_locked(&slices);) left -= hz3_min(left, slices);
+  for (unsigned slices; left > 0 && hz3_pages.dirty_slices > keep && purge_chunk_locked(oldest_unused_locked(), &slices);) left -= hz3_min(left, slices);
   hz3_pages.dirty_low_water = hz3_pages.dirty_slices;
   hz3_lock_release(&hz3_pages.lock);
 }
