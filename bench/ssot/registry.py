@@ -263,6 +263,18 @@ SPARSE = [
     for threads in (1, 2)
 ]
 
+BUFFERS = [
+    Case(f"buffers/{name}/{way}/t{threads}", "buffers",
+         f"64 blocks of {name} B that are written whole and read, {what} first to go",
+         _sized(f"threads={threads} ops={{n}} least={least} most={most} order={order}",
+                *(str(ops * rounds) for rounds in (1, 4, 20))),
+         threads=threads, sets=RARE)
+    for name, least, most, ops in (("4k-64k", 4096, 65_536, 60_000), ("16k-300k", 16_384, 307_200, 20_000),
+                                   ("64k-1100k", 65_536, 1_126_400, 5_000))
+    for order, (way, what) in enumerate((("random", "any of them"), ("queue", "the oldest"), ("stack", "the newest")))
+    for threads in (1, 2)
+]
+
 
 def _drawn(seed: int) -> Case:
     threads = (1, 2, 1, 8)[seed % 4]
@@ -363,7 +375,7 @@ DETAILED = {
 }
 CASES: list[Case] = [
     replace(case, details=case.name in DETAILED)
-    for case in (*SINGLE, *FRAMES, *QUEUES, *SPARSE, *DRAWN, *CONTAINERS, *_remote_matrix(), *THREADED, *MEMORY, *REAL)
+    for case in (*SINGLE, *FRAMES, *QUEUES, *SPARSE, *BUFFERS, *DRAWN, *CONTAINERS, *_remote_matrix(), *THREADED, *MEMORY, *REAL)
 ]
 
 

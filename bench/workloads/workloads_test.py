@@ -20,6 +20,7 @@ SEED = 0x12345678
 
 # The shortest arguments with which each program still does all it does.
 TINY = {
+    "buffers": "2 300 20 5000 60000",
     "burst_idle": "2 16 1",
     "cache_scratch": "2 10 8 1000",
     "cache_thrash": "2 10 8 1000",
@@ -49,7 +50,7 @@ TINY = {
 }
 
 # Programs that notice when a block in use changes its contents.
-CHECKING = ("drawn", "frames", "larson", "mstress", "phases", "producer_consumer", "queue", "sparse", "tasks", "thread_churn",
+CHECKING = ("buffers", "drawn", "frames", "larson", "mstress", "phases", "producer_consumer", "queue", "sparse", "tasks", "thread_churn",
             "tree", "large_blocks")
 
 # threads iters remote_pct max | allocated local_freed remote_sent bytes
@@ -131,6 +132,34 @@ def stream_seed(seed, index):
   z = ((z ^ (z >> 30)) * 0xbf58476d1ce4e5b9) & MASK64
   z = ((z ^ (z >> 27)) * 0x94d049bb133111eb) & MASK64
   return z ^ (z >> 31) or 1
+
+
+def buffers_model(ops, places, least, most, order):
+  """Bytes that buffers has to ask for in one thread."""
+  state = stream_seed(SEED, 0)
+
+  def below(bound):
+    nonlocal state
+    state = xorshift64(state)
+    return (state >> 32) % bound
+
+  def size():
+    doublings = 0
+    while least << (doublings + 1) < most:
+      doublings += 1
+    start = least << below(doublings + 1)
+    return start + below(min(2 * start, most) - start + 1)
+
+  asked = sum(size() for _ in range(places))
+  while ops > 0:
+    count = 1
+    if order == 0:
+      below(places)
+    elif order == 2:
+      count = min(1 + below(places // 4 + 1), places, ops)
+    asked += sum(size() for _ in range(count))
+    ops -= count
+  return asked
 
 
 def phases_model(rounds, phases, phase_kib, keep_percent):
@@ -407,6 +436,15 @@ class ExactWork(unittest.TestCase):
       faults.append(int(fields(out, "[RESOURCES]")["minor_faults"]))
     self.assertLess(faults[0], 1000)
     self.assertGreaterEqual(faults[1], faults[0] + 200 * 18)
+
+  def test_buffers(self):
+    for order in range(3):
+      for places, least, most in ((20, 100, 1000), (1, 4096, 4096), (7, 1000, 1500)):
+        with self.subTest(order=order, places=places):
+          out, mallocs, asked, frees = self.count("buffers", "1 500 %d %d %d %d" % (places, least, most, order))
+          self.assertEqual(int(fields(out, "buffers:")["ops"]), 500 + places)
+          self.assertEqual((mallocs, frees), (500 + places, 500 + places))
+          self.assertEqual(asked, buffers_model(500, places, least, most, order))
 
   def test_containers(self):
     kinds = ("documents", "hashes", "strings", "sets", "lists", "vectors",
