@@ -285,7 +285,7 @@ void require_bounded_peak(Size next_size) {
   size_t live = 0;
   long most = 0;
   double end = now() + hz3_test::seconds(4);
-  for (size_t i = 0; now() < end; i++) {
+  for (size_t i = 0; now() < end || i <= kQueue * 4; i++) {  // so many also where the machine is too slow for them
     while (i - freed.load(std::memory_order_acquire) >= kSlots) sched_yield();
     void* p = touched(next_size());
     if (i < kQueue) live += malloc_usable_size(p);
@@ -296,7 +296,6 @@ void require_bounded_peak(Size next_size) {
   stop = true;
   freer.join();
   printf("%zu blocks passed\n", made.load());
-  REQUIRE(made > kQueue * 4);
   require_at_most("peak", most, static_cast<long>(live >> 10) * 12 / 10);
 }
 
