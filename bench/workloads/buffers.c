@@ -14,7 +14,7 @@
 
 #include "workload.h"
 
-enum order { RANDOM, QUEUE, STACK };
+enum { AT_RANDOM, QUEUE, STACK, ORDERS };
 
 struct buffer {
   unsigned char* bytes;
@@ -26,17 +26,14 @@ static struct {
   uint64_t places;
   uint64_t least;
   uint64_t most;
-  uint64_t order;
+  unsigned doublings;  // so often `least` doubles and stays below `most`
+  unsigned order;
   uint64_t seed;
 } run;
 
 // From `least` times a power of two, and evenly from there to the next one.
 static uint64_t draw_size(uint64_t* state) {
-  unsigned doublings = 0;
-  while (run.least << (doublings + 1) < run.most) {
-    doublings++;
-  }
-  uint64_t from = run.least << wl_below(state, doublings + 1);
+  uint64_t from = run.least << wl_below(state, run.doublings + 1);
   uint64_t to = 2 * from < run.most ? 2 * from : run.most;
   return from + wl_below(state, to - from + 1);
 }
@@ -55,21 +52,18 @@ static void fill(struct buffer* buffer, uint64_t size) {
 }
 
 static void release(struct buffer* buffer) {
-  uint64_t sum = 0;
-  for (uint64_t at = 0; at < buffer->size; at += WL_CACHE_LINE) {
-    sum += buffer->bytes[at];
-  }
+  uint64_t sum = wl_sum_of_lines(buffer->bytes, buffer->size);
   uint64_t lines = (buffer->size + WL_CACHE_LINE - 1) / WL_CACHE_LINE;
   WL_CHECK(sum == lines * mark_of(buffer->size),
            "a block of %" PRIu64 " bytes changed", buffer->size);
   free(buffer->bytes);
 }
 
-// Up to a quarter of the places, from the last on, and filled again.
+// Up to a quarter of the places and one more, from the last on, and filled
+// again.
 static uint64_t move_stack(struct buffer* buffers, uint64_t most,
                            uint64_t* state) {
   uint64_t count = 1 + wl_below(state, run.places / 4 + 1);
-  count = count < run.places ? count : run.places;
   count = count < most ? count : most;
   for (uint64_t i = 0; i < count; i++) {
     release(&buffers[run.places - 1 - i]);
@@ -115,7 +109,7 @@ int main(int argc, char** argv) {
        UINT64_C(1) << 40},
       {"order", "in which they are replaced: 0 random, 1 oldest first, 2 "
                 "newest first",
-       0, 0, 2},
+       AT_RANDOM, 0, ORDERS - 1},
       {"seed", "of the generators", WL_DEFAULT_SEED, 0, UINT64_MAX},
   };
   struct wl_program program = {
@@ -132,10 +126,13 @@ int main(int argc, char** argv) {
   run.places = args[2].value;
   run.least = args[3].value;
   run.most = args[4].value;
-  run.order = args[5].value;
+  run.order = (unsigned)args[5].value;
   run.seed = args[6].value;
   if (run.most < run.least) {
     wl_usage_error(&program, "most may not be less than least");
+  }
+  while (run.least << (run.doublings + 1) < run.most) {
+    run.doublings++;
   }
   size_t bytes = run.places * sizeof(struct buffer);
   struct buffer** buffers = wl_map(threads * sizeof(struct buffer*));

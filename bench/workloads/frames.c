@@ -57,10 +57,7 @@ static struct block* allocate(uint64_t number) {
 static void walk(struct block* const* blocks, uint64_t count) {
   uint64_t sum = 0;
   for (uint64_t i = 0; i < count; i++) {
-    const unsigned char* bytes = (const unsigned char*)blocks[i];
-    for (uint64_t at = 0; at < run.size; at += WL_CACHE_LINE) {
-      sum += bytes[at];
-    }
+    sum += wl_sum_of_lines((const unsigned char*)blocks[i], run.size);
   }
   uint64_t ones = count * ((run.size - 1) / WL_CACHE_LINE);
   uint64_t numbers = count / 256 * sum_below(256) + sum_below(count % 256);

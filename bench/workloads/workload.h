@@ -125,6 +125,16 @@ static inline bool wl_is_chance_if_any(uint64_t* state, unsigned percent) {
   return percent > 0 && wl_is_chance(state, percent);
 }
 
+// Of the first byte of every cache line.
+static inline uint64_t wl_sum_of_lines(const unsigned char* bytes,
+                                       uint64_t size) {
+  uint64_t sum = 0;
+  for (uint64_t at = 0; at < size; at += WL_CACHE_LINE) {
+    sum += bytes[at];
+  }
+  return sum;
+}
+
 static inline uint32_t wl_xorshift32(uint32_t* state) {
   uint32_t x = *state;
   x ^= x << 13;

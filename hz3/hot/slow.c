@@ -57,8 +57,8 @@ static void note_ran_dry(unsigned c) {
 
 static bool swings(unsigned c) { return ms_since(&class_times[c].swung_ms) < HZ3_SWING_MS; }
 
-// A bin that overflows or runs dry often may hold more, as long as the budgets last. Not one of which the blocks are written for longer than
-// its misses take: what it holds is cold by the time that it is used (docs/decisions/0024).
+// A bin that overflows or runs dry often may hold more, as long as the budgets last. Often is within one step of the coarse clock: a program
+// that writes big blocks misses fewer, loses no time by that, and what more of them a bin held would be cold when used (docs/decisions/0024).
 static void count_miss(struct hz3_heap *heap, unsigned c) {
   uint32_t now_ms = __atomic_load_n(&hz3_coarse_now_ms, __ATOMIC_RELAXED);
   if (heap->misses_ms != now_ms) memset(heap->misses, 0, sizeof heap->misses);

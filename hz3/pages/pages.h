@@ -140,7 +140,8 @@ void hz3_pages_note_hollow_use(uint32_t purged_ms);
 // Whether more than a quarter of those spans were used again within a second, lately: the last ten ticks or so. Ticks then do not purge
 // within spans, nor start giving back.
 bool hz3_pages_are_hollow_purges_early(void);
-// For the tick: gives dirty free memory back that nobody needed since the last call, see hz3_idle_keep.
+// For the tick: gives dirty free memory back that nobody needed since the last call, see hz3_idle_keep; of chunks in use only free
+// halves.
 void hz3_pages_purge_idle(void);
 // Gives every free slice back to the kernel; with `unmap`, wholly free chunks leave the address space too.
 // True if anything was given back.
