@@ -12,8 +12,7 @@ import re
 import shutil
 import tempfile
 import threading
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from typing import Callable, Iterable
@@ -112,21 +111,25 @@ def wanted(size: str, pattern: str) -> list[tuple[str, Case]]:
     return found
 
 
+HEED_S = 0.2  # a signal that arrives just before the main thread waits does not end its wait
+
+
 def _run_all(calls: Iterable[Callable[[], None]], at_a_time: int, stopped: threading.Event) -> None:
     """Makes the calls in threads of their own. Ctrl-C arrives in this one alone, which then ends what they run."""
     with ThreadPoolExecutor(at_a_time) as pool:
-        runs: list[Future] = []
         try:
-            for call in calls:
-                runs.append(pool.submit(call))
-            for one in runs:
+            for one in [pool.submit(call) for call in calls]:
+                while not wait([one], HEED_S).done:
+                    pass
                 one.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            while not all(one.done() for one in runs):  # one that is just being started is ended the next time
+        except BaseException:
+            ending = threading.Thread(target=partial(pool.shutdown, cancel_futures=True))
+            ending.start()
+            while ending.is_alive():  # a run that is just being started is ended the next time
                 stopped.set()
                 end_all()
-                time.sleep(0.02)
+                ending.join(0.02)
+            raise
 
 
 def run(

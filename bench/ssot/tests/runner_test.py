@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -540,6 +541,32 @@ class CommandLine(unittest.TestCase):
         start = time.monotonic()
         with self.assertRaises(KeyboardInterrupt):
             details._run_all(calls(), 2, threading.Event())
+        self.assertLess(time.monotonic() - start, 30)
+
+    def test_an_interrupt_that_does_not_wake_the_main_thread_is_heeded_all_the_same(self):
+        heed_interrupts(self)
+
+        def call() -> None:
+            time.sleep(0.5)  # the main thread waits by now
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+            runner.launch(["/bin/sh", "-c", "sleep 60"], allocators.system())
+
+        start = time.monotonic()
+        with self.assertRaises(KeyboardInterrupt):
+            details._run_all([call], 1, threading.Event())
+        self.assertLess(time.monotonic() - start, 30)
+
+    def test_an_interrupt_just_after_a_run_began_ends_it(self):
+        launch = partial(runner.launch, ["/bin/sh", "-c", "sleep 60"], allocators.system())
+        submit = ThreadPoolExecutor.submit
+
+        def interrupted(pool: ThreadPoolExecutor, call: Callable[[], None]) -> None:
+            submit(pool, call)
+            raise KeyboardInterrupt
+
+        start = time.monotonic()
+        with mock.patch.object(ThreadPoolExecutor, "submit", interrupted), self.assertRaises(KeyboardInterrupt):
+            details._run_all([launch], 1, threading.Event())
         self.assertLess(time.monotonic() - start, 30)
 
     def test_a_signal_to_end_does_what_ctrl_c_does(self):
