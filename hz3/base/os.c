@@ -25,6 +25,11 @@
 
 enum { PAGES_PER_LOOK = 256 };  // a byte of stack each
 
+// To look at what is there takes 0.4 microseconds where to clear takes 4.5, for so much, and as long for a MiB of huge pages. So after so many
+// clearings in which everything was there, one in so many looks.
+#define LOOK_MIN_BYTES ((size_t)256 * 1024)
+enum { SURE_CLEARINGS = 16, LOOK_SHARE = 16 };
+
 static void *map(void *hint, size_t bytes, bool is_reserved) {
   int saved = errno, reserve = is_reserved ? 0 : MAP_NORESERVE;
   void *start = mmap(hint, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | reserve, -1, 0);
@@ -112,6 +117,38 @@ size_t hz3_os_resident_bytes(void *start, size_t bytes) {
   }
   errno = saved;
   return resident * page;
+}
+
+// Clears whole pages: those that are there by writing them, others by a call, which also takes what was swapped out. Whether there were such.
+static bool clear_by_looking(char *at, size_t bytes) {
+  int saved = errno;
+  unsigned char states[PAGES_PER_LOOK];
+  bool any_absent = false;
+  size_t page = hz3_os_page_bytes(), left = (bytes + page - 1) / page;
+  for (size_t pages; left > 0; left -= pages) {
+    pages = hz3_min(left, PAGES_PER_LOOK);
+    if (mincore(at, pages * page, states) != 0) memset(states, 1, pages);
+    for (size_t i = 0, run; i < pages; i += run, at += run * page) {
+      bool is_there = states[i] & 1;
+      for (run = 1; i + run < pages && (states[i + run] & 1) == is_there; run++) continue;
+      any_absent |= !is_there;
+      if (is_there || !hz3_os_purge(at, run * page)) memset(at, 0, run * page);
+    }
+  }
+  errno = saved;
+  return any_absent;
+}
+
+void hz3_os_clear(void *start, size_t bytes) {
+  static uint32_t clearings;  // since something was not there; relaxed: a hint
+  if (bytes < LOOK_MIN_BYTES || (uintptr_t)start % hz3_os_page_bytes() != 0) {
+    memset(start, 0, bytes);
+    return;
+  }
+  uint32_t count = __atomic_load_n(&clearings, __ATOMIC_RELAXED);
+  bool looks = count < SURE_CLEARINGS || count % LOOK_SHARE == 0, any_absent = looks && clear_by_looking((char *)start, bytes);
+  if (!looks) memset(start, 0, bytes);
+  __atomic_store_n(&clearings, any_absent ? 0 : count + 1, __ATOMIC_RELAXED);
 }
 
 bool hz3_os_is_resident(void *page) { return hz3_os_resident_bytes(page, 1) != 0; }

@@ -28,6 +28,9 @@ bool hz3_os_protect(void *start, size_t bytes);
 bool hz3_os_unmap(void *start, size_t bytes);
 // Gives the pages back; they read as zero afterwards. False if refused (locked memory), contents then unchanged.
 bool hz3_os_purge(void *start, size_t bytes);
+// Makes memory read as zero, and with it the rest of its last page. Of 256 KiB and more, what the process does not have it does not get:
+// to write it all would make it resident. But where everything was there for a while, this is tried only now and then. Thread-safe.
+void hz3_os_clear(void *start, size_t bytes);
 // Whether the page is backed by memory; false if it is not mapped.
 bool hz3_os_is_resident(void *page);
 // How much of whole pages is. Where some are not mapped, others may not count.

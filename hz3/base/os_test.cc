@@ -396,6 +396,68 @@ TEST_F(Os, ResidentIsWhatWasTouchedAndIsMapped) {
   EXPECT_FALSE(hz3_os_is_resident(memory));
 }
 
+constexpr size_t kCleared = 512 * 1024;
+
+// Memory of which every other page was written.
+char *Striped() {
+  const size_t kPage = hz3_os_page_bytes();
+  char *memory = static_cast<char *>(hz3_os_map(nullptr, kCleared));
+  hz3_os_advise_huge(memory, kCleared, false);
+  for (size_t at = 0; at < kCleared; at += 2 * kPage) memset(memory + at, 1, kPage);
+  return memory;
+}
+
+// Clears such memory; whether it has as much as before.
+bool StaysStriped(size_t bytes = kCleared) {
+  char *memory = Striped();
+  hz3_os_clear(memory, bytes);
+  bool stays = hz3_os_resident_bytes(memory, kCleared) == kCleared / 2;
+  for (size_t at = 0; at < bytes; at++) {
+    if (memory[at] != 0) ADD_FAILURE() << at;
+  }
+  EXPECT_TRUE(hz3_os_unmap(memory, kCleared));
+  return stays;
+}
+
+TEST_F(Os, ClearedMemoryIsAsResidentAsItWas) {
+  for (int i = 0; i < 16 && !StaysStriped(); i++) continue;  // whatever was cleared before
+  for (int i = 0; i < 40; i++) {
+    EXPECT_TRUE(StaysStriped()) << i;
+    EXPECT_TRUE(StaysStriped(kCleared - 1)) << i;
+  }
+  EXPECT_FALSE(StaysStriped(kCleared / 2 - 1)) << "so little is not looked at";
+}
+
+TEST_F(Os, WhereAllIsThereClearingSeldomLooks) {
+  for (int i = 0; i < 16 && !StaysStriped(); i++) continue;  // whatever was cleared before
+  char *memory = static_cast<char *>(hz3_os_map(nullptr, kCleared));
+  memset(memory, 1, kCleared);
+  for (int round = 0; round < 3; round++) {
+    for (int i = 0; i < 17; i++) hz3_os_clear(memory, kCleared);
+    int first = 1;
+    while (first < 100 && !StaysStriped()) first++;
+    EXPECT_EQ(first, 16) << round;
+  }
+  EXPECT_TRUE(hz3_os_unmap(memory, kCleared));
+}
+
+TEST_F(Os, WhatIsLockedOrLiesUnevenlyIsCleared) {
+  for (int i = 0; i < 16 && !StaysStriped(); i++) continue;
+  char *memory = Striped();
+  bool is_locked = syscall(SYS_mlock, memory, kCleared / 2) == 0;  // not by a sanitizer, which does nothing
+  memset(memory, 1, kCleared / 2);
+  errno = kMarkedErrno;  // TearDown sees that it stays
+  hz3_os_clear(memory, kCleared);
+  for (size_t at = 0; at < kCleared; at++) ASSERT_EQ(memory[at], 0) << at << (is_locked ? ", locked" : "");
+  int kept = errno;
+  syscall(SYS_munlock, memory, kCleared / 2);
+  errno = kept;
+  memset(memory, 1, kCleared);
+  hz3_os_clear(memory + 16, kCleared - 32);
+  for (size_t at = 0; at < kCleared; at++) ASSERT_EQ(memory[at], at < 16 || at >= kCleared - 16) << at;
+  EXPECT_TRUE(hz3_os_unmap(memory, kCleared));
+}
+
 TEST_F(Os, ThreadTimePassesWithWorkOnly) {
   uint64_t start = hz3_os_thread_ns();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));

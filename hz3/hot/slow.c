@@ -254,7 +254,7 @@ static void *alloc(unsigned c, size_t bytes, size_t align, bool zero) {
   bool is_clean;
   void *object = alloc_class(heap, c, &is_clean);
   leave(heap);
-  if (zero && object != NULL && !is_clean) memset(object, 0, bytes);
+  if (zero && object != NULL && !is_clean) hz3_os_clear(object, bytes);
   if (HZ3_UNLIKELY(object == NULL)) errno = ENOMEM;
   return object;
 }

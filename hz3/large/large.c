@@ -23,9 +23,6 @@
 #define MAKE_WAY_MIN_BYTES ((size_t)64 * 1024 * 1024)
 // As many bytes may be purged in any call that frees.
 #define PURGE_MOST_BYTES ((size_t)64 * 1024 * 1024)
-// Of so much that is to be cleared the kernel is asked how much is resident; if that is less than one in so many, it goes.
-#define ASK_MIN_BYTES ((size_t)HZ3_HUGE_PAGE_BYTES)
-enum { SPARSE_SHARE = 8 };
 // A split at either end of a range.
 enum { DESCRIPTORS_PER_ALLOC = 2 };
 // For a block below HZ3_LARGE_WHOLE_MIN_BYTES as much is mapped at once as a quarter of what is there, so that such blocks lie side by side
@@ -273,23 +270,15 @@ static struct hz3_range *alloc_range(size_t bytes, size_t align, bool may_fill) 
   return range;
 }
 
-// Memory that is free may have been in a block whose program touched little of it: to write it all would make it resident. What was swapped out
-// does not count as resident, and goes with the rest.
-static void clear(char *start, size_t bytes) {
-  if (bytes == 0) return;  // some processors take a hundred nanoseconds for that if the page is not there
-  bool is_sparse = bytes >= ASK_MIN_BYTES && hz3_os_resident_bytes(start, bytes) < bytes / SPARSE_SHARE;
-  if (!is_sparse || !hz3_os_purge(start, bytes)) __builtin_memset(start, 0, bytes);
-}
-
 // Clears the slices that may be non-zero, runs of them at once.
 static void clear_dirty(struct hz3_range *range) {
   size_t run = 0, at = 0;
   for (; at < range->usable_bytes; at += HZ3_SLICE_BYTES) {
     if (hz3_dirty_test(range->start + at)) continue;
-    clear(range->start + run, at - run);
+    if (run < at) hz3_os_clear(range->start + run, at - run);
     run = at + HZ3_SLICE_BYTES;
   }
-  if (run < range->usable_bytes) clear(range->start + run, range->usable_bytes - run);
+  if (run < range->usable_bytes) hz3_os_clear(range->start + run, range->usable_bytes - run);
 }
 
 // Takes a used range, which has left the page map, and a part of which is not its own any more, out of the tables and the
