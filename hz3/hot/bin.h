@@ -23,8 +23,9 @@ HZ3_STATIC_ASSERT(sizeof(struct hz3_bin) == HZ3_TAG_STEP, "a tag is the offset o
 
 // The block up to 128 KiB that this thread freed last, not in its bin yet: the next free puts it there. The address of that
 // bin's slot is known only after three loads in a row, and later loads of the program wait for such a store on some
-// processors; for the block before, all three are long done (docs/decisions/0025). All zero: none; the tag is that of bin 0,
-// which is always full.
+// processors; for the block before, all three are long done (docs/decisions/0025). But what comes back to the place above the top of
+// this bin that it was taken from is there at once, while this one goes on waiting: who frees the newest first gets it again, still in the
+// processor's cache (docs/decisions/0045). All zero: none; the tag is that of bin 0, which is always full.
 struct hz3_last_freed {
   void *object;
   size_t tag;
@@ -99,8 +100,8 @@ HZ3_INLINE void hz3_prefetch_freed(const void *freed, const void *before, const 
 }
 
 // Takes a block back, from any thread; NULL is fine. A pointer that is found to be none, or free already, ends the process. Keeps errno.
-// The order of the stores: what fork copies in between may miss an object, nothing worse. The tests behind the first catch the
-// same block freed twice in a row: the last of all, or the last of its bin.
+// The order of the stores: what fork copies in between may miss an object, nothing worse. A block that is freed twice in a row is the last
+// of all, or the newest of its bin.
 HZ3_INLINE void hz3_free(void *pointer) {
   intptr_t tag = hz3_tag_of(pointer);
   uintptr_t heap = hz3_heap_base();
@@ -108,14 +109,22 @@ HZ3_INLINE void hz3_free(void *pointer) {
     struct hz3_last_freed *last = (struct hz3_last_freed *)(heap + HZ3_LAST_FREED_OFFSET);
     struct hz3_bin *bin = (struct hz3_bin *)(heap + last->tag);
     void *before = last->object, **top = bin->top;
-    if (HZ3_LIKELY(top != bin->hi) && HZ3_LIKELY(before != pointer) && HZ3_LIKELY(!hz3_bin_is_newest(bin, before))) {
-      void *one_before = top[-1];
-      last->object = pointer;
-      last->tag = (size_t)tag;
-      __atomic_signal_fence(__ATOMIC_SEQ_CST);
-      hz3_bin_push_at(bin, top, before);
-      hz3_prefetch_freed(pointer, before, one_before, bin->uneven);
-      return;
+    if (HZ3_LIKELY(top != bin->hi) && HZ3_LIKELY(before != pointer)) {
+      void *newest = top[-1];
+      // Taken from there last. The slot may be older than the magazine's use for this class, and the block's own.
+      if (HZ3_UNLIKELY(*top == pointer) && (uintptr_t)bin == heap + (size_t)tag && newest != pointer) {
+        __asm__("" : "+r"(top));  // or the sum would be worked out before, and cost the other path a register
+        bin->top = top + 1;
+        return;
+      }
+      if (HZ3_LIKELY(newest != before) && HZ3_LIKELY(newest != pointer)) {
+        last->object = pointer;
+        last->tag = (size_t)tag;
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
+        hz3_bin_push_at(bin, top, before);
+        hz3_prefetch_freed(pointer, before, newest, bin->uneven);
+        return;
+      }
     }
   } else if (tag < 0) {  // too big to let one wait in every thread
     struct hz3_bin *bin = (struct hz3_bin *)(heap - (size_t)tag);

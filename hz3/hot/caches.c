@@ -186,12 +186,16 @@ void hz3_cache_check_is_not_newest(const struct hz3_bin *bin, unsigned c, const 
   if (bin->lo != NULL && hz3_bin_is_newest(bin, object)) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, object, hz3_class_bytes(c));
 }
 
+void hz3_cache_check_is_not_freed(const struct hz3_heap *heap, unsigned c, const void *object) {
+  hz3_cache_check_is_not_newest(&heap->bins[c], c, object);
+  if (hz3_heap_has_drain(heap, c)) hz3_cache_check_is_not_newest(&heap->drains[c], c, object);
+}
+
 void hz3_cache_release_last(struct hz3_heap *heap) {
   unsigned c;
   void *object = hz3_cache_take_last(heap, &c);
   if (object == NULL) return;
-  hz3_cache_check_is_not_newest(&heap->bins[c], c, object);  // the span could not know
-  if (hz3_heap_has_drain(heap, c)) hz3_cache_check_is_not_newest(&heap->drains[c], c, object);
+  hz3_cache_check_is_not_freed(heap, c, object);  // the span could not know
   hz3_cache_release(c, &object, 1);
 }
 

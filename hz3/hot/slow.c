@@ -424,6 +424,7 @@ static void free_to_class(struct hz3_heap *heap, unsigned c, void *pointer) {
 
 // As the fast path does: the block waits, the one before it goes to its bin. The shared heap has no fast path.
 static void free_in_turn(struct hz3_heap *heap, unsigned c, void *pointer) {
+  hz3_cache_check_is_not_freed(heap, c, pointer);
   unsigned c_before;
   void *before = hz3_cache_take_last(heap, &c_before);
   if (before != NULL) free_to_class(heap, c_before, before);

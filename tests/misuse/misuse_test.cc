@@ -113,6 +113,27 @@ SCENARIO(double_free_around_another) {
   free(behind);
 }
 
+// Taken last, it is back in its bin at once, while another one waits.
+SCENARIO(adjacent_double_free_of_what_was_taken_last) {
+  free(block_of(100));
+  char* p = misused(block_of(100));
+  free(p);
+  free(p);
+}
+// The place above the newest of the bin still holds what was taken from there: the same block.
+SCENARIO(double_free_where_it_lay_before) {
+  char *low = block_of(100), *p = block_of(100), *waits = block_of(100), *other = block_of(3000), *behind = block_of(3000);
+  free(low);
+  free(p);
+  free(other);
+  char *again = misused(block_of(100)), *low_again = block_of(100);
+  free(again);
+  free(behind);
+  free(waits);
+  free(again);
+  free(low_again);
+}
+
 template <size_t kSize>
 void free_twice_with_another_between() {
   char *p = block_of(kSize), *q = block_of(kSize);
@@ -308,6 +329,8 @@ const Misuse kMisuses[] = {
     {"adjacent_double_free_small", kDouble, kDouble},
     {"adjacent_double_free_tiny", kDouble, kDouble},
     {"double_free_around_another", kDouble, kDouble},
+    {"adjacent_double_free_of_what_was_taken_last", kDouble, kDouble},
+    {"double_free_where_it_lay_before", kDouble, kDouble},
     {"double_free_of_what_is_gone_since", kInvalid, kDouble},
     {"adjacent_double_free_medium", kDouble, kDouble},
     // Its address is no block's any more, and nobody remembers that it was.
