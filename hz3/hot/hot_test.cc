@@ -1345,7 +1345,7 @@ TEST_F(Hot, BinsGrowByMissesWithinOneStep) {
   const size_t bytes = size_t{HZ3_MAGAZINE_BYTES} * 2;
   const unsigned c = hz3_size_class_of(bytes);
   hz3_trim();
-  auto level_after_swings = [bytes, c](bool in_one_step) {
+  auto level_after_swings = [&](bool in_one_step) {
     std::vector<void *> blocks(40);
     for (int round = 0; round < 200; round++) {
       if (!in_one_step) OwnHeap()->misses_ms--;  // as if the last one was some time ago
