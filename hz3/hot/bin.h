@@ -112,7 +112,7 @@ HZ3_INLINE void hz3_free(void *pointer) {
     if (HZ3_LIKELY(top != bin->hi) && HZ3_LIKELY(before != pointer)) {
       void *newest = top[-1];
       // Taken from there last. The slot may be older than the magazine's use for this class, and the block's own.
-      if (HZ3_UNLIKELY(*top == pointer) && (uintptr_t)bin == heap + (size_t)tag && newest != pointer) {
+      if (HZ3_UNLIKELY(*top == pointer) && last->tag == (size_t)tag && newest != pointer) {
         __asm__("" : "+r"(top));  // or the sum would be worked out before, and cost the other path a register
         bin->top = top + 1;
         return;

@@ -187,6 +187,7 @@ void hz3_cache_check_is_not_newest(const struct hz3_bin *bin, unsigned c, const 
 }
 
 void hz3_cache_check_is_not_freed(const struct hz3_heap *heap, unsigned c, const void *object) {
+  if (heap->last.object == object) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, object, hz3_class_bytes(c));
   hz3_cache_check_is_not_newest(&heap->bins[c], c, object);
   if (hz3_heap_has_drain(heap, c)) hz3_cache_check_is_not_newest(&heap->drains[c], c, object);
 }

@@ -55,7 +55,8 @@ void hz3_cache_draw_from_spare(struct hz3_heap *heap, unsigned size_class, struc
 void *hz3_cache_take_last(struct hz3_heap *heap, unsigned *size_class);
 void hz3_cache_release_last(struct hz3_heap *heap);
 void hz3_cache_check_is_not_newest(const struct hz3_bin *bin, unsigned size_class, const void *object);  // a double free ends the process
-void hz3_cache_check_is_not_freed(const struct hz3_heap *heap, unsigned c, const void *object);  // the same for bin and drain of its class
+// The same for the block that waits, and for bin and drain of the class.
+void hz3_cache_check_is_not_freed(const struct hz3_heap *heap, unsigned size_class, const void *object);
 void hz3_cache_flush_drain(struct hz3_heap *heap, unsigned size_class);
 // Everything of the class but the block that waits.
 void hz3_cache_flush_class(struct hz3_heap *heap, unsigned size_class);

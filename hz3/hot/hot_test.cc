@@ -137,6 +137,13 @@ TEST_F(Hot, TheLastFreedButOneIsTheNextGiven) {
       hz3_free(first);
       hz3_free(last_taken);
     }
+    std::vector<void *> blocks(300);
+    for (void *&block : blocks) block = hz3_malloc(bytes);
+    for (void *block : blocks) hz3_free(block);
+    if (IsDraining(blocks[298])) continue;
+    ASSERT_EQ(OwnHeap()->last.object, blocks[299]) << bytes;
+    EXPECT_EQ(hz3_malloc(bytes), blocks[298]) << bytes;
+    hz3_free(blocks[298]);
   }
 }
 

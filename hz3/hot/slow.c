@@ -424,7 +424,6 @@ static void free_to_class(struct hz3_heap *heap, unsigned c, void *pointer) {
 
 // As the fast path does: the block waits, the one before it goes to its bin. The shared heap has no fast path.
 static void free_in_turn(struct hz3_heap *heap, unsigned c, void *pointer) {
-  hz3_cache_check_is_not_freed(heap, c, pointer);
   unsigned c_before;
   void *before = hz3_cache_take_last(heap, &c_before);
   if (before != NULL) free_to_class(heap, c_before, before);
@@ -436,8 +435,7 @@ static void free_in_turn(struct hz3_heap *heap, unsigned c, void *pointer) {
 static HZ3_NOINLINE void free_class(unsigned c, void *pointer) {
   struct hz3_heap *heap = hz3_heap_enter_to_free();
   if (heap != NULL) {
-    // Before a tick can take the block that waits to its span.
-    if (heap->last.object == pointer) hz3_fatal(HZ3_FATAL_DOUBLE_FREE, pointer, hz3_class_bytes(c));
+    hz3_cache_check_is_not_freed(heap, c, pointer);  // before a tick can take it to its span
     count_slow_call(heap);
     if (c > HZ3_TABLE_CLASS_LAST) free_to_class(heap, c, pointer);
     else free_in_turn(heap, c, pointer);
