@@ -12,6 +12,16 @@ HZ3_BEGIN_DECLS
 
 #define HZ3_SLICE_BYTES ((size_t)64 * 1024)
 
+// The address so many bytes further on in the same slice, around whose end it wraps. One instruction; in C, compilers make up to four of it.
+HZ3_INLINE uintptr_t hz3_move_in_slice(uintptr_t address, uintptr_t bytes) {
+#if defined(__x86_64__)
+  __asm__("addw %w1, %w0" : "+r"(address) : "r"(bytes) : "cc");
+  return address;
+#else
+  return (address & ~(HZ3_SLICE_BYTES - 1)) | ((address + bytes) & (HZ3_SLICE_BYTES - 1));
+#endif
+}
+
 // X(class, size of the class below, object bytes, slices per span, objects per span): classes found by table, up to 128 KiB
 #define HZ3_TABLE_CLASSES(X) \
   X(1, 0, 16, 1, 4096) X(2, 16, 32, 1, 2048) X(3, 32, 48, 1, 1365) X(4, 48, 64, 1, 1024) \

@@ -103,6 +103,16 @@ TEST(SizeClass, OnlyStartsOfObjectsHaveANumber) {
   }
 }
 
+TEST(SizeClass, AddressesMoveWithinTheirSlice) {
+  const uintptr_t slice = HZ3_SLICE_BYTES * 12345;
+  EXPECT_EQ(hz3_move_in_slice(slice + 48, 32), slice + 80);
+  EXPECT_EQ(hz3_move_in_slice(slice + 48, 0), slice + 48);
+  EXPECT_EQ(hz3_move_in_slice(slice + 48, uintptr_t{0} - 48), slice);
+  EXPECT_EQ(hz3_move_in_slice(slice + 48, uintptr_t{0} - 64), slice + HZ3_SLICE_BYTES - 16);
+  EXPECT_EQ(hz3_move_in_slice(slice + HZ3_SLICE_BYTES - 16, 32), slice + 16);
+  EXPECT_EQ(hz3_move_in_slice(slice + 48, HZ3_SLICE_BYTES * 3 + 16), slice + 64);
+}
+
 TEST(BaseHelpers, PowersOfTwo) {
   EXPECT_EQ(hz3_ceil_power_of_two(0), 1u);
   EXPECT_EQ(hz3_ceil_power_of_two(1), 1u);

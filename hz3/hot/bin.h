@@ -30,7 +30,11 @@ struct hz3_last_freed {
   void *object;
   size_t tag;
 };
-#define HZ3_LAST_FREED_OFFSET (HZ3_CLASS_COUNT * sizeof(struct hz3_bin))
+// What each heap begins with (heap.h).
+struct hz3_heap_start {
+  struct hz3_bin bins[HZ3_CLASS_COUNT];
+  struct hz3_last_freed last;
+};
 
 struct hz3_heap;
 extern const struct hz3_heap hz3_heap_empty;  // all zero: every thread's heap until its first slow path
@@ -91,12 +95,14 @@ HZ3_INLINE void *hz3_take_aligned(size_t align, size_t bytes) {
 }
 
 // Shows the processor where the frees are going: the block, or, if it lies as far from the one before as that from its own, the one 16 such steps
-// ahead (docs/decisions/0027). But not what another thread may still be writing: then `uneven` is 1, else 0, and no two steps are as long.
+// ahead (docs/decisions/0027). But not what another thread may be writing. That may have allocated these: then `uneven` is 1, else 0, and no two
+// steps are as long. And the next slice may be its own, so only the address within the slice moves on, and wraps around.
 // No access: an address where nothing is does nothing. No branch either, which would cost more.
 HZ3_INLINE void hz3_prefetch_freed(const void *freed, const void *before, const void *one_before, size_t uneven) {
-  uintptr_t step = (uintptr_t)freed - (uintptr_t)before;
-  bool is_even = (uintptr_t)one_before + uneven + step == (uintptr_t)before;
-  __builtin_prefetch((const void *)((uintptr_t)freed + (is_even ? 16 * step : 0)));
+  uintptr_t step = (uintptr_t)freed - (uintptr_t)before, sum = (uintptr_t)one_before + uneven;
+  __asm__("" : "+r"(sum));  // or uneven would be added to step, by an instruction more
+  bool is_even = sum + step == (uintptr_t)before;
+  __builtin_prefetch((const void *)hz3_move_in_slice((uintptr_t)freed, is_even ? 16 * step : 0));
 }
 
 // Takes a block back, from any thread; NULL is fine. A pointer that is found to be none, or free already, ends the process. Keeps errno.
@@ -106,7 +112,7 @@ HZ3_INLINE void hz3_free(void *pointer) {
   intptr_t tag = hz3_tag_of(pointer);
   uintptr_t heap = hz3_heap_base();
   if (HZ3_LIKELY(tag > 0)) {
-    struct hz3_last_freed *last = (struct hz3_last_freed *)(heap + HZ3_LAST_FREED_OFFSET);
+    struct hz3_last_freed *last = &((struct hz3_heap_start *)heap)->last;
     struct hz3_bin *bin = (struct hz3_bin *)(heap + last->tag);
     void *before = last->object, **top = bin->top;
     if (HZ3_LIKELY(top != bin->hi) && HZ3_LIKELY(before != pointer)) {

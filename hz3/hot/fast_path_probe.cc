@@ -125,12 +125,15 @@ bool PrintPrefetches(const char *what, size_t bytes) {
   for (auto order : {std::array{0, 1, 2}, {2, 1, 0}, {0, 2, 1}}) {
     while (three + 3 < blocks + kWarmBlocks && three[2] - three[1] != three[1] - three[0]) three++;
     if (three + 3 >= blocks + kWarmBlocks) return false;
-    intptr_t distance = three[1] - three[0], last = reinterpret_cast<intptr_t>(three[order[2]]);
+    intptr_t distance = three[1] - three[0];
+    uintptr_t last = reinterpret_cast<uintptr_t>(three[order[2]]);
     free(three[order[0]]);
     free(three[order[1]]);
     prefetched = 0;
     Run(what, three[order[2]]);
-    printf("%g\n", static_cast<double>(static_cast<intptr_t>(prefetched) - last) / static_cast<double>(distance));
+    int16_t ahead = static_cast<int16_t>(prefetched - last);  // it wraps around
+    bool is_in_slice = (prefetched ^ last) >> 16 == 0;
+    printf("%g%s\n", ahead / static_cast<double>(distance), is_in_slice ? "" : " in another slice");
     three += 3;
   }
   return true;

@@ -52,7 +52,7 @@ struct hz3_heap {
   struct hz3_bin drains[HZ3_TABLE_CLASS_LAST + 1] __attribute__((aligned(HZ3_TAG_DRAIN)));
 };
 HZ3_STATIC_ASSERT(offsetof(struct hz3_heap, drains) == HZ3_TAG_DRAIN, "tags say so, and most threads touch one page only");
-HZ3_STATIC_ASSERT(offsetof(struct hz3_heap, last) == HZ3_LAST_FREED_OFFSET, "the fast path knows where it is");
+HZ3_STATIC_ASSERT(offsetof(struct hz3_heap, last) == offsetof(struct hz3_heap_start, last), "the fast path knows where it is");
 
 // This thread's heap, marked busy, created if need be. The shared heap, locked, for a thread past its destructors or
 // when there is no memory for a heap. NULL if this thread is inside a slow path already (a signal handler).
