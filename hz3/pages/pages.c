@@ -177,11 +177,11 @@ static struct hz3_span *take_span(unsigned size_class, unsigned home, unsigned t
   return span;
 }
 
-// What classes keep for themselves comes before memory that is not resident.
+// What classes keep for themselves comes before memory that is not resident, unless another home soon wants it.
 static struct hz3_span *find_span(unsigned size_class, unsigned home, unsigned times, bool only_there) {
   struct hz3_span *span = take_span(size_class, home, times, only_there ? DIRTY_AT_HOME : DIRTY);
   if (span != NULL || only_there) return span;
-  hz3_span_stores_give_up_kept(true);
+  hz3_span_stores_give_up_kept(home);
   return take_span(size_class, home, times, ANY);
 }
 

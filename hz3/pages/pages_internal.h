@@ -132,8 +132,10 @@ bool hz3_first_chunk_offer_huge(void);
 bool hz3_first_chunk_is_filled(void);
 
 // span_kept.c
-// Frees the spans that stores keep: all of them, or, for a tick, those that were not wanted for a while.
-void hz3_span_stores_give_up_kept(bool all);
+// Frees the spans that stores keep: for a home that needs memory those of the same one, of all homes, and of others that do not swing; for a
+// tick those that were not wanted for a while; for a trim all of them.
+enum { HZ3_FOR_TICK = HZ3_SPAN_HOMES, HZ3_FOR_TRIM };
+void hz3_span_stores_give_up_kept(unsigned whom);
 size_t hz3_span_stores_kept_bytes(void);  // racy
 
 // purge.c

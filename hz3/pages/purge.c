@@ -256,7 +256,7 @@ bool hz3_pages_purge_to(size_t keep_bytes) {
 }
 
 void hz3_pages_purge_idle(void) {
-  hz3_span_stores_give_up_kept(false);
+  hz3_span_stores_give_up_kept(HZ3_FOR_TICK);
   hz3_lock_acquire(&hz3_pages.lock);
   hz3_pages.ticks++;
   size_t keep_bytes = hz3_idle_keep(hz3_pages.dirty_slices * HZ3_SLICE_BYTES, hz3_pages.dirty_low_water * HZ3_SLICE_BYTES);
@@ -331,7 +331,7 @@ static void find_what_was_left(void) {
 }
 
 bool hz3_pages_trim(bool unmap) {
-  hz3_span_stores_give_up_kept(true);
+  hz3_span_stores_give_up_kept(HZ3_FOR_TRIM);
   hz3_first_chunk_offer(HZ3_CHUNK_SLICES);  // or its chunk would not be free as a whole
   bool any = false;
   while (unmap && unmap_one_chunk()) any = true;

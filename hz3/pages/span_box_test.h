@@ -1097,6 +1097,25 @@ TEST_P(SpanBoxKeepTest, OthersGetKeptSpansBeforeMemoryThatIsNotThere) {
   hz3_pages_free_span(other);
 }
 
+// Or two threads side by side would take from each other what both are about to want. Medium blocks have one home.
+TEST_P(SpanBoxKeepTest, AnotherHomeGetsKeptSpansOnceTheClassStopped) {
+  const bool has_homes = c_ <= HZ3_SMALL_CLASS_LAST;
+  hz3_span *others[2];
+  for (int i = 0; i < 20; i++) {  // tried again where this thread was held up
+    others[0] = hz3_pages_alloc_span(kBox.other_class, 1, 1);
+    if (!has_homes || UsedBytes() > others[0]->slices * HZ3_SLICE_BYTES) break;
+    hz3_pages_free_span(others[0]);
+    ASSERT_TRUE(LearnToKeep());
+  }
+  const size_t other_bytes = others[0]->slices * HZ3_SLICE_BYTES;
+  EXPECT_EQ(UsedBytes(), other_bytes + (has_homes ? kKept * SpanBytes() : 0));
+  EXPECT_EQ(others[0]->is_clean, has_homes);
+  usleep((HZ3_SWING_MS + 10) * 1000);
+  others[1] = hz3_pages_alloc_span(kBox.other_class, 1, 1);
+  EXPECT_EQ(UsedBytes(), 2 * other_bytes);
+  for (hz3_span *other : others) hz3_pages_free_span(other);
+}
+
 TEST_P(SpanBoxKeepTest, TicksFreeKeptSpansThatNobodyNeeded) {
   hz3_pages_purge_idle();  // they may have been needed a moment before
   hz3_pages_purge_idle();

@@ -56,21 +56,27 @@ void hz3_span_keep_locked(struct hz3_span_store *store, struct hz3_span *span, v
   store->free_span = free_span;
 }
 
-// All that the store keeps, or, while it swings, what it has not needed since the last tick. It has to learn to keep so much again.
-// Who is out of memory meanwhile waits for it.
-static void give_up_kept(struct hz3_span_store *store, bool all) {
+// Medium blocks are of everybody's home.
+static bool is_at_home(const struct hz3_span *span, unsigned home) { return span->size_class > HZ3_SMALL_CLASS_LAST || span->home == home; }
+
+// All that the store keeps. But while it swings a tick gets what it has not needed since the last one, and another home nothing, for who takes what
+// a thread next to it is about to want gets memory in that one's cache, and then loses its own the same way (docs/decisions/0038).
+// What is given up it has to learn to keep again. Who is out of memory meanwhile waits for it.
+static void give_up_kept(struct hz3_span_store *store, unsigned whom) {
   struct hz3_span *gone = NULL;
   hz3_lock_acquire(&store->lock);
   void (*free_span)(struct hz3_span *span) = store->free_span;
   hz3_pages_take_away();
-  bool is_over = all || !hz3_span_store_swings(store, (uint32_t)hz3_os_now_ms());
-  hz3_span_store_unlearn_locked(store, is_over ? store->kept_most : hz3_min(store->kept_low, store->kept_most));
-  for (size_t count = is_over ? store->kept_count : store->kept_low; count > 0; count--) {
+  bool is_meant = whom == HZ3_FOR_TRIM || (whom < HZ3_SPAN_HOMES && store->kept != NULL && is_at_home(store->kept, whom));
+  bool all = is_meant || !hz3_span_store_swings(store, (uint32_t)hz3_os_now_ms());
+  uint32_t low = whom == HZ3_FOR_TICK ? store->kept_low : 0;
+  hz3_span_store_unlearn_locked(store, all ? store->kept_most : hz3_min(low, store->kept_most));
+  for (size_t count = all ? store->kept_count : low; count > 0; count--) {
     struct hz3_span *span = hz3_span_take_kept_locked(store);
     span->next = gone;
     gone = span;
   }
-  store->kept_low = (uint32_t)store->kept_count;
+  if (whom == HZ3_FOR_TICK) store->kept_low = (uint32_t)store->kept_count;
   hz3_lock_release(&store->lock);
   hz3_spans_free(gone, free_span);
   hz3_pages_bring_back();
@@ -80,10 +86,10 @@ static void give_up_kept(struct hz3_span_store *store, bool all) {
 static struct hz3_span_store *first_keeping(void) { return __atomic_load_n(&keeping, __ATOMIC_ACQUIRE); }
 
 // Who wants memory has no use for a store that keeps nothing; what that has learned may be out of date, for a tick to see.
-void hz3_span_stores_give_up_kept(bool all) {
+void hz3_span_stores_give_up_kept(unsigned whom) {
   for (struct hz3_span_store *store = first_keeping(); store != NULL; store = store->next_keeping) {
     // Acquire: pairs with the release in hz3_span_take_kept_locked.
-    if (!all || __atomic_load_n(&store->kept_count, __ATOMIC_ACQUIRE) != 0) give_up_kept(store, all);
+    if (whom == HZ3_FOR_TICK || __atomic_load_n(&store->kept_count, __ATOMIC_ACQUIRE) != 0) give_up_kept(store, whom);
   }
 }
 
