@@ -25,7 +25,8 @@ char *hz3_magazine_slabs[MAX_SLABS];
 static struct {
   struct hz3_stack warm[HZ3_CLASS_COUNT];
   struct hz3_stack pools[HZ3_MAGAZINE_LEVELS];
-  size_t warm_bytes;  // of objects; modulo 2^64
+  size_t warm_bytes;  // of objects that cool; modulo 2^64
+  size_t own_bytes;   // of those in magazines that are its threads' own; modulo 2^64
   size_t made_bytes;  // of magazines
   uint16_t pool_away[HZ3_MAGAZINE_LEVELS];  // how far from this CPU is the one, 0 for the next, that is asked if its own pool has nothing
   uint16_t away[HZ3_CLASS_COUNT];  // how far from the CPU's own shard is the one, 0 for the next, that is asked if its own has nothing
@@ -64,7 +65,7 @@ static struct hz3_magazine *carve_locked(unsigned level) {
   if (next_index[level] % HZ3_MAGAZINE_SLAB_UNITS == 0 && !add_slab_locked(level)) return NULL;
   struct hz3_magazine *magazine = hz3_magazine_at(next_index[level]);
   magazine->index = next_index[level];
-  magazine->level = (uint16_t)level;
+  magazine->level = (uint8_t)level;
   next_index[level] += 1u << level;
   return magazine;
 }
@@ -118,10 +119,13 @@ static size_t warm_bytes(unsigned shard) {
   return sum > PTRDIFF_MAX ? 0 : sum;  // the lines were read at different times
 }
 
-static void add_warm(unsigned cpu, size_t bytes) { __atomic_fetch_add(&cpus[cpu].warm_bytes, bytes, __ATOMIC_RELAXED); }
-
 static size_t bytes_of(unsigned size_class, const struct hz3_magazine *magazine) {
   return magazine->count * (size_t)hz3_size_classes[size_class].bytes;
+}
+
+// The magazine is the caller's.
+static void add_bytes(unsigned cpu, const struct hz3_magazine *magazine, size_t bytes) {
+  __atomic_fetch_add(magazine->is_own ? &cpus[cpu].own_bytes : &cpus[cpu].warm_bytes, bytes, __ATOMIC_RELAXED);
 }
 
 // A CPU may always keep a little of small objects: threads with little to free would else push each other's to the spans.
@@ -134,30 +138,31 @@ static bool is_full(unsigned size_class, unsigned cpu, size_t magazine_bytes, si
   return height * shard_count >= limit;
 }
 
-static bool push_warm(unsigned size_class, unsigned cpu, struct hz3_magazine *magazine) {
+static bool push_warm(unsigned size_class, unsigned cpu, struct hz3_magazine *magazine, bool is_own) {
   size_t bytes = bytes_of(size_class, magazine);
-  add_warm(cpu, bytes);
+  magazine->is_own = is_own;
+  add_bytes(cpu, magazine, bytes);
   if (hz3_stack_push(&cpus[cpu].warm[size_class], magazine, magazine, 1, false)) return true;
-  add_warm(cpu, 0 - bytes);
+  add_bytes(cpu, magazine, 0 - bytes);
   return false;
 }
 
 bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, size_t always_below_bytes) {
   unsigned cpu = own_cpu();
   bool is_too_much = is_full(size_class, cpu, bytes_of(size_class, magazine), limit) && warm_bytes(shard_of(cpu)) >= always_below_bytes;
-  return !is_too_much && push_warm(size_class, cpu, magazine);
+  return !is_too_much && push_warm(size_class, cpu, magazine, false);
 }
 
 // No line of other CPUs is read: each changes with every exchange of theirs.
 bool hz3_depot_push_own(unsigned size_class, struct hz3_magazine *magazine, size_t limit) {
   unsigned cpu = own_cpu();
-  return height_of(&cpus[cpu].warm[size_class]) < limit && push_warm(size_class, cpu, magazine);
+  return height_of(&cpus[cpu].warm[size_class]) < limit && push_warm(size_class, cpu, magazine, true);
 }
 
 static struct hz3_magazine *pop_warm(unsigned size_class, unsigned cpu) {
   uint32_t count;
   struct hz3_magazine *magazine = hz3_stack_pop(&cpus[cpu].warm[size_class], 1, &count);
-  if (magazine != NULL) add_warm(cpu, 0 - bytes_of(size_class, magazine));
+  if (magazine != NULL) add_bytes(cpu, magazine, 0 - bytes_of(size_class, magazine));
   return magazine;
 }
 
@@ -169,16 +174,14 @@ static struct hz3_magazine *pop_cool(unsigned shard, unsigned size_class) {
 // Turns a CPU's warm stack over onto the cool one, except for the oldest magazine, which the caller gets. NULL if empty.
 static struct hz3_magazine *turn_over(unsigned size_class, unsigned cpu) {
   struct hz3_magazine *newest = hz3_stack_take_all(&cpus[cpu].warm[size_class]), *oldest = NULL;
-  size_t bytes = 0;
   uint32_t count = 0;
   for (struct hz3_magazine *at = newest; at != NULL; count++) {
     uint32_t older = at->next;
-    bytes += bytes_of(size_class, at);
+    add_bytes(cpu, at, 0 - bytes_of(size_class, at));
     __atomic_store_n(&at->next, oldest == NULL ? 0 : oldest->index, __ATOMIC_RELAXED);
     oldest = at;
     at = older == 0 ? NULL : hz3_magazine_at(older);
   }
-  add_warm(cpu, 0 - bytes);
   if (count > 1) hz3_stack_push(&cool[shard_of(cpu)][size_class].stack, hz3_magazine_at(oldest->next), newest, count - 1, true);
   return oldest;
 }
@@ -247,7 +250,7 @@ void hz3_depot_take_low_water(uint32_t unused[HZ3_CLASS_COUNT]) {
   for (unsigned c = 0; c < HZ3_CLASS_COUNT; c++) unused[c] = 0;
   for (unsigned i = 0; i < cpu_count; i++) {
     // Most CPUs of a big machine have nothing: one line of theirs is read instead of all.
-    if (__atomic_load_n(&cpus[i].warm_bytes, __ATOMIC_RELAXED) == 0) continue;
+    if ((__atomic_load_n(&cpus[i].warm_bytes, __ATOMIC_RELAXED) | __atomic_load_n(&cpus[i].own_bytes, __ATOMIC_RELAXED)) == 0) continue;
     for (unsigned c = 0; c < HZ3_CLASS_COUNT; c++) unused[c] += take_low_water(&cpus[i].warm[c]);
   }
   for (unsigned i = 0; i < shard_count; i++) {

@@ -17,7 +17,9 @@ HZ3_BEGIN_DECLS
 struct hz3_magazine {
   uint32_t next;   // index of the magazine below on a stack, atomic there
   uint32_t index;  // its own
-  uint16_t count, level;
+  uint16_t count;
+  uint8_t level;
+  bool is_own;  // on a warm stack: whoever put it down is likely to want it back
   void *slots[];
 };
 
@@ -53,11 +55,11 @@ void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, ui
 
 // Lock-free. Push gives up ownership of the magazine and its objects; false, and nothing has changed, unless one of these holds:
 // - this shard has fewer magazines of the class than its share of `limit`;
-// - fewer than `always_below_bytes` of all classes are warm in this shard: put down by its CPUs, and not cool yet, see below;
+// - fewer than `always_below_bytes` of all classes are warm in this shard: put down by its CPUs, here, and not cool yet, see below;
 // - the objects are of up to 256 bytes, and this CPU has less than HZ3_MAGAZINE_BYTES of the class.
 bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, size_t always_below_bytes);
 // The same for objects that the thread allocated itself, as far as that can be known: false unless this CPU has put down fewer than `limit`
-// magazines of the class that are still there.
+// magazines of the class that are still there. These let nothing cool, for the thread is likely to want them back (docs/decisions/0038).
 bool hz3_depot_push_own(unsigned size_class, struct hz3_magazine *magazine, size_t limit);
 // For a refill: the newest magazine that this CPU pushed, for its objects are in this CPU's cache. Otherwise the oldest of
 // another one, once HZ3_COOL_BYTES have been pushed after it: memory that another CPU has just used costs more than memory

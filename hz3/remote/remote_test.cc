@@ -264,6 +264,24 @@ TEST_F(RemoteCpus, EachGetsItsOwnBack) {
   FreeAll({a, b, other});
 }
 
+// However much of it there is: the other one will ask for it again.
+TEST_F(RemoteCpus, WhatAThreadAllocatedItselfLetsNothingCool) {
+  Pinned pinned;
+  unsigned c = FreshClass();
+  hz3_magazine *own = MagazineOf(c, 3), *passed_on = MagazineOf(c, 1);
+  {
+    Pinned elsewhere(1);
+    ASSERT_TRUE(hz3_depot_push_own(c, own, 1));
+  }
+  EXPECT_EQ(Pop(c), nullptr);
+  TakeLowWater(c);
+  EXPECT_EQ(TakeLowWater(c), 1u) << "ticks see it";
+  ASSERT_TRUE(PushFromElsewhere(c, passed_on));
+  EXPECT_EQ(Pop(c), own) << "with what lies above it, it cools";
+  EXPECT_EQ(Pop(c), passed_on);
+  FreeAll({own, passed_on});
+}
+
 TEST_F(RemoteCpus, EachMayKeepALittleOfSmallObjects) {
   Pinned pinned;
   for (size_t bytes : {32, 512}) {
