@@ -18,7 +18,7 @@
 // HZ3_DEPOT_BYTES: bytes of one class that the depot may keep at most, beside what cools, but two magazines unless memory is being given back. Nor does it keep more than HZ3_HEAP_BYTES for each thread,
 //   nor more than a quarter of what is out of its spans; but HZ3_MAGAZINE_BYTES for each CPU always, of objects of up to 256 bytes. What
 //   threads allocated themselves counts for each CPU by itself: HZ3_HEAP_BYTES, or a quarter of what is out of the spans of their home.
-// HZ3_COOL_BYTES: bytes pushed to the depot after a magazine before another CPU gets it: a typical second-level cache.
+// HZ3_COOL_BYTES: bytes pushed to the depot after a magazine, but for those of threads' own blocks, before another CPU gets it: a typical second-level cache.
 //   Threads that only free may leave twice as many there.
 // HZ3_RETAIN_MIN_BYTES / HZ3_RETAIN_MAX_BYTES: dirty free memory kept from the kernel, per source (slices, large ranges).
 //   The bound starts at the minimum and grows by what was wanted again within a second after it was purged. The maximum doubles
