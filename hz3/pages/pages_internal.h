@@ -132,8 +132,8 @@ bool hz3_first_chunk_offer_huge(void);
 bool hz3_first_chunk_is_filled(void);
 
 // span_kept.c
-// Frees the spans that stores keep: for a home that needs memory those of the same one, of all homes, and of others that do not swing; for a
-// tick those that were not wanted for a while; for a trim all of them.
+// Frees the spans that stores keep: for a home that needs memory its own, those of medium blocks, and those of other homes that do not
+// swing; for a tick those that were not wanted for a while; for a trim all of them.
 enum { HZ3_FOR_TICK = HZ3_SPAN_HOMES, HZ3_FOR_TRIM };
 void hz3_span_stores_give_up_kept(unsigned whom);
 size_t hz3_span_stores_kept_bytes(void);  // racy

@@ -33,6 +33,7 @@ static struct {
 } __attribute__((aligned(HZ3_CACHE_LINE))) cpus[MAX_CPUS];
 static struct {
   struct hz3_stack stack;
+  bool may_cool;  // a CPU of the shard has put down a magazine of the class that is not its threads' own, since there were only such
 } __attribute__((aligned(HZ3_CACHE_LINE))) cool[MAX_SHARDS][HZ3_CLASS_COUNT];
 static unsigned cpu_count = 1, shard_count = 1;
 
@@ -150,7 +151,10 @@ static bool push_warm(unsigned size_class, unsigned cpu, struct hz3_magazine *ma
 bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, size_t always_below_bytes) {
   unsigned cpu = own_cpu();
   bool is_too_much = is_full(size_class, cpu, bytes_of(size_class, magazine), limit) && warm_bytes(shard_of(cpu)) >= always_below_bytes;
-  return !is_too_much && push_warm(size_class, cpu, magazine, false);
+  if (is_too_much || !push_warm(size_class, cpu, magazine, false)) return false;
+  bool *may_cool = &cool[shard_of(cpu)][size_class].may_cool;
+  if (!__atomic_load_n(may_cool, __ATOMIC_RELAXED)) __atomic_store_n(may_cool, true, __ATOMIC_RELAXED);
+  return true;
 }
 
 // No line of other CPUs is read: each changes with every exchange of theirs.
@@ -194,13 +198,17 @@ static unsigned fullest_cpu(unsigned shard, unsigned size_class) {
   return fullest;
 }
 
-// For a CPU that found nothing of its own, nor anything cool. The bytes of all are summed up only where there is something of this
-// class, for those lines change with each exchange of any.
+// For a CPU that found nothing of its own, nor anything cool. The stacks of others are looked at only where one may hold what they do not want back,
+// and their bytes summed up only where there is something of this class, for those lines change with each exchange of any. What is put down
+// at that moment may be overlooked until the next one is.
 static struct hz3_magazine *turn_fullest_over(unsigned shard, unsigned size_class) {
+  if (!__atomic_load_n(&cool[shard][size_class].may_cool, __ATOMIC_RELAXED)) return NULL;
   unsigned cpu = fullest_cpu(shard, size_class);
   uint32_t height = height_of(&cpus[cpu].warm[size_class]);
-  bool is_due = height > HZ3_STACK_MAX / 2 || (height > 0 && warm_bytes(shard) >= HZ3_COOL_BYTES);
-  return is_due ? turn_over(size_class, cpu) : NULL;
+  if (height == 0) return NULL;
+  size_t bytes = warm_bytes(shard);
+  if (bytes == 0) __atomic_store_n(&cool[shard][size_class].may_cool, false, __ATOMIC_RELAXED);
+  return height > HZ3_STACK_MAX / 2 || bytes >= HZ3_COOL_BYTES ? turn_over(size_class, cpu) : NULL;
 }
 
 static struct hz3_magazine *pop_from(unsigned shard, unsigned size_class) {
