@@ -1101,9 +1101,9 @@ TEST_P(SpanBoxKeepTest, OthersGetKeptSpansBeforeMemoryThatIsNotThere) {
 TEST_P(SpanBoxKeepTest, AnotherHomeGetsKeptSpansOnceTheClassStopped) {
   const bool has_homes = c_ <= HZ3_SMALL_CLASS_LAST;
   hz3_span *others[2];
-  for (int i = 0; i < 20; i++) {  // tried again where this thread was held up
+  for (int tries = 1;; tries++) {  // again where this thread was held up
     others[0] = hz3_pages_alloc_span(kBox.other_class, 1, 1);
-    if (!has_homes || UsedBytes() > others[0]->slices * HZ3_SLICE_BYTES) break;
+    if (!has_homes || tries == 20 || UsedBytes() > others[0]->slices * HZ3_SLICE_BYTES) break;
     hz3_pages_free_span(others[0]);
     ASSERT_TRUE(LearnToKeep());
   }

@@ -8,7 +8,7 @@
 #include "hz3/pages/span_heap.h"
 
 // A store keeps as many free spans as were wanted again within HZ3_SOON_MS of leaving it; all stores together so much, and who finds no
-// other memory that is resident gets what they keep (docs/decisions/0038).
+// other memory that is resident gets what they keep, but not what another home is about to want (docs/decisions/0038).
 enum { KEPT_MOST_SLICES = (size_t)4 * HZ3_RETAIN_MIN_BYTES / HZ3_SLICE_BYTES };
 
 static struct hz3_span_store *keeping;  // that have ever learned to, linked by next_keeping; pushed by compare-and-swap, never taken off

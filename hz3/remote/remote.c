@@ -25,15 +25,14 @@ char *hz3_magazine_slabs[MAX_SLABS];
 static struct {
   struct hz3_stack warm[HZ3_CLASS_COUNT];
   struct hz3_stack pools[HZ3_MAGAZINE_LEVELS];
-  size_t warm_bytes;  // of objects that cool; modulo 2^64
-  size_t own_bytes;   // of those in magazines that are its threads' own; modulo 2^64
+  size_t warm_bytes[2];  // of objects on the warm stacks: of those that cool, and, [true], in magazines that are its threads' own; modulo 2^64
   size_t made_bytes;  // of magazines
   uint16_t pool_away[HZ3_MAGAZINE_LEVELS];  // how far from this CPU is the one, 0 for the next, that is asked if its own pool has nothing
   uint16_t away[HZ3_CLASS_COUNT];  // how far from the CPU's own shard is the one, 0 for the next, that is asked if its own has nothing
 } __attribute__((aligned(HZ3_CACHE_LINE))) cpus[MAX_CPUS];
 static struct {
   struct hz3_stack stack;
-  bool may_cool;  // a CPU of the shard has put down a magazine of the class that is not its threads' own, since there were only such
+  bool may_cool;  // a CPU of the shard has put down a magazine of the class that is not its threads' own, which may still be there
 } __attribute__((aligned(HZ3_CACHE_LINE))) cool[MAX_SHARDS][HZ3_CLASS_COUNT];
 static unsigned cpu_count = 1, shard_count = 1;
 
@@ -116,17 +115,14 @@ static uint32_t height_of(const struct hz3_stack *stack) {
 
 static size_t warm_bytes(unsigned shard) {
   size_t sum = 0;
-  for (unsigned i = first_cpu(shard); i < end_cpu(shard); i++) sum += __atomic_load_n(&cpus[i].warm_bytes, __ATOMIC_RELAXED);
+  for (unsigned i = first_cpu(shard); i < end_cpu(shard); i++) sum += __atomic_load_n(&cpus[i].warm_bytes[false], __ATOMIC_RELAXED);
   return sum > PTRDIFF_MAX ? 0 : sum;  // the lines were read at different times
 }
 
+static void add_warm(unsigned cpu, bool is_own, size_t bytes) { __atomic_fetch_add(&cpus[cpu].warm_bytes[is_own], bytes, __ATOMIC_RELAXED); }
+
 static size_t bytes_of(unsigned size_class, const struct hz3_magazine *magazine) {
   return magazine->count * (size_t)hz3_size_classes[size_class].bytes;
-}
-
-// The magazine is the caller's.
-static void add_bytes(unsigned cpu, const struct hz3_magazine *magazine, size_t bytes) {
-  __atomic_fetch_add(magazine->is_own ? &cpus[cpu].own_bytes : &cpus[cpu].warm_bytes, bytes, __ATOMIC_RELAXED);
 }
 
 // A CPU may always keep a little of small objects: threads with little to free would else push each other's to the spans.
@@ -142,9 +138,9 @@ static bool is_full(unsigned size_class, unsigned cpu, size_t magazine_bytes, si
 static bool push_warm(unsigned size_class, unsigned cpu, struct hz3_magazine *magazine, bool is_own) {
   size_t bytes = bytes_of(size_class, magazine);
   magazine->is_own = is_own;
-  add_bytes(cpu, magazine, bytes);
+  add_warm(cpu, is_own, bytes);
   if (hz3_stack_push(&cpus[cpu].warm[size_class], magazine, magazine, 1, false)) return true;
-  add_bytes(cpu, magazine, 0 - bytes);
+  add_warm(cpu, is_own, 0 - bytes);
   return false;
 }
 
@@ -166,7 +162,7 @@ bool hz3_depot_push_own(unsigned size_class, struct hz3_magazine *magazine, size
 static struct hz3_magazine *pop_warm(unsigned size_class, unsigned cpu) {
   uint32_t count;
   struct hz3_magazine *magazine = hz3_stack_pop(&cpus[cpu].warm[size_class], 1, &count);
-  if (magazine != NULL) add_bytes(cpu, magazine, 0 - bytes_of(size_class, magazine));
+  if (magazine != NULL) add_warm(cpu, magazine->is_own, 0 - bytes_of(size_class, magazine));
   return magazine;
 }
 
@@ -178,14 +174,16 @@ static struct hz3_magazine *pop_cool(unsigned shard, unsigned size_class) {
 // Turns a CPU's warm stack over onto the cool one, except for the oldest magazine, which the caller gets. NULL if empty.
 static struct hz3_magazine *turn_over(unsigned size_class, unsigned cpu) {
   struct hz3_magazine *newest = hz3_stack_take_all(&cpus[cpu].warm[size_class]), *oldest = NULL;
+  size_t bytes[2] = {0};
   uint32_t count = 0;
   for (struct hz3_magazine *at = newest; at != NULL; count++) {
     uint32_t older = at->next;
-    add_bytes(cpu, at, 0 - bytes_of(size_class, at));
+    bytes[at->is_own] += bytes_of(size_class, at);
     __atomic_store_n(&at->next, oldest == NULL ? 0 : oldest->index, __ATOMIC_RELAXED);
     oldest = at;
     at = older == 0 ? NULL : hz3_magazine_at(older);
   }
+  for (int is_own = 0; is_own < 2; is_own++) add_warm(cpu, is_own, 0 - bytes[is_own]);
   if (count > 1) hz3_stack_push(&cool[shard_of(cpu)][size_class].stack, hz3_magazine_at(oldest->next), newest, count - 1, true);
   return oldest;
 }
@@ -258,7 +256,8 @@ void hz3_depot_take_low_water(uint32_t unused[HZ3_CLASS_COUNT]) {
   for (unsigned c = 0; c < HZ3_CLASS_COUNT; c++) unused[c] = 0;
   for (unsigned i = 0; i < cpu_count; i++) {
     // Most CPUs of a big machine have nothing: one line of theirs is read instead of all.
-    if ((__atomic_load_n(&cpus[i].warm_bytes, __ATOMIC_RELAXED) | __atomic_load_n(&cpus[i].own_bytes, __ATOMIC_RELAXED)) == 0) continue;
+    const size_t *bytes = cpus[i].warm_bytes;
+    if (__atomic_load_n(&bytes[false], __ATOMIC_RELAXED) == 0 && __atomic_load_n(&bytes[true], __ATOMIC_RELAXED) == 0) continue;
     for (unsigned c = 0; c < HZ3_CLASS_COUNT; c++) unused[c] += take_low_water(&cpus[i].warm[c]);
   }
   for (unsigned i = 0; i < shard_count; i++) {

@@ -55,7 +55,7 @@ void hz3_magazine_free(struct hz3_magazine *first, struct hz3_magazine *last, ui
 
 // Lock-free. Push gives up ownership of the magazine and its objects; false, and nothing has changed, unless one of these holds:
 // - this shard has fewer magazines of the class than its share of `limit`;
-// - fewer than `always_below_bytes` of all classes are warm in this shard: put down by its CPUs, here, and not cool yet, see below;
+// - fewer than `always_below_bytes` of all classes are warm in this shard: put down by its CPUs in this way, and not cool yet, see below;
 // - the objects are of up to 256 bytes, and this CPU has less than HZ3_MAGAZINE_BYTES of the class.
 bool hz3_depot_push(unsigned size_class, struct hz3_magazine *magazine, size_t limit, size_t always_below_bytes);
 // The same for objects that the thread allocated itself, as far as that can be known: false unless this CPU has put down fewer than `limit`
