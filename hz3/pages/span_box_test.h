@@ -115,16 +115,17 @@ class SpanBoxTest : public testing::TestWithParam<unsigned> {
     for (const auto &span : BySpan()) span.first->marked_ms = span.first->was_purged ? span.first->marked_ms : NowMs() - HZ3_SOON_MS;
     Release({object});
   }
-  // The store sees that what it hands out comes back at once, for so long that no span waits for what it handed out before, but no longer than
-  // any drains: what was seen last is a moment ago then. All spans are full, before and after: a quarter of each is no scrap, which might wait.
-  void ComeAndGo() {
+  // The store of a home, which has all that is out, sees that what it hands out comes back at once, for so long that no span waits for what it
+  // handed out before, but no longer than any drains: what was seen last is a moment ago then. All spans are full, before and after: a quarter
+  // of each is no scrap, which might wait.
+  void ComeAndGo(unsigned home = 0) {
     const std::map<hz3_span *, std::vector<void *>> spans = BySpan();
     auto drains = [](const auto &span) { return IsDraining(span.second.front()); };
     for (size_t round = 0; round < per_span_ / 4 + 16 && std::any_of(spans.begin(), spans.end(), drains); round++) {
       for (const auto &span : spans) {
         const size_t some = (span.second.size() + 3) / 4;
         Release({span.second.begin(), span.second.begin() + static_cast<ptrdiff_t>(some)});
-        Fetch(some);
+        Fetch(some, home);
       }
     }
   }
