@@ -127,8 +127,8 @@ static size_t bytes_of(unsigned size_class, const struct hz3_magazine *magazine)
 
 // A CPU may always keep a little of small objects: threads with little to free would else push each other's to the spans.
 static bool is_full(unsigned size_class, unsigned cpu, size_t magazine_bytes, size_t limit) {
-  size_t own_bytes = height_of(&cpus[cpu].warm[size_class]) * magazine_bytes;
-  if (hz3_size_classes[size_class].bytes <= ALWAYS_KEPT_MOST_BYTES && own_bytes < HZ3_MAGAZINE_BYTES) return false;
+  size_t stack_bytes = height_of(&cpus[cpu].warm[size_class]) * magazine_bytes;
+  if (hz3_size_classes[size_class].bytes <= ALWAYS_KEPT_MOST_BYTES && stack_bytes < HZ3_MAGAZINE_BYTES) return false;
   unsigned shard = shard_of(cpu);
   size_t height = height_of(&cool[shard][size_class].stack);
   for (unsigned i = first_cpu(shard); i < end_cpu(shard); i++) height += height_of(&cpus[i].warm[size_class]);
