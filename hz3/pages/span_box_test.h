@@ -170,12 +170,13 @@ TEST_P(SpanBoxTest, ObjectsAreApartAlignedAndInTaggedSpans) {
 }
 
 // Of a store with an eighth of its room free, spans drain once so much came back to them that they are on another list.
-// While that empties none, they drain half of the time: it is tried again and again. After a test of the same class, that had spans come and go,
-// not at once.
+// While that empties none, they drain half of the time: it is tried again and again.
 TEST_P(SpanBoxTest, SpansWithRoomDrainNowAndThenIfInVain) {
+  usleep(2 * HZ3_SWING_MS * 1000);  // what other tests had come and go is over, so all drain, until it comes and goes here
   std::vector<void *> objects = Fetch(8 * per_span_);
   std::shuffle(objects.begin(), objects.end(), std::mt19937(1));
   auto is_any_draining = [&] { return std::any_of(objects.begin(), objects.end(), IsDraining); };
+  const uint32_t start = NowMs();
   ComeAndGo();
   auto release_some = [&](size_t count) {
     Release(std::vector<void *>(objects.end() - static_cast<ptrdiff_t>(count), objects.end()));
@@ -186,8 +187,10 @@ TEST_P(SpanBoxTest, SpansWithRoomDrainNowAndThenIfInVain) {
     return is_any_draining() == draining;
   };
   release_some(per_span_ - 1);
-  EXPECT_FALSE(is_any_draining()) << "not yet an eighth";
+  const bool is_any_draining_before = is_any_draining();
   release_some(3 * per_span_);
+  if (NowMs() - start >= HZ3_SWING_MS) GTEST_SKIP() << "the machine is too slow: that all comes and goes is over";
+  EXPECT_FALSE(is_any_draining_before) << "not yet an eighth";
   if (HZ3_CHECKED || bytes_ > HZ3_SLICE_BYTES / 2) {
     for (int i = 0; i < 2000; i++) Release(Fetch(per_span_));
     EXPECT_FALSE(is_any_draining());
