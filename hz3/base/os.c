@@ -167,6 +167,18 @@ static bool is_one_mapping(char *start, size_t bytes) {
   return true;
 }
 
+// How many of these bytes, whole pages, lie in the same one of the kernel's mappings as the first.
+static size_t bytes_in_one_mapping(char *start, size_t bytes) {
+  if (is_one_mapping(start, bytes)) return bytes;
+  size_t page = hz3_os_page_bytes(), within = page, beyond = bytes;
+  while (beyond - within > page) {
+    size_t middle = within + (beyond - within) / 2 / page * page;
+    if (is_one_mapping(start, middle)) within = middle;
+    else beyond = middle;
+  }
+  return within;
+}
+
 static bool moves_are_over;  // relaxed: who sees it late loses one more target
 
 static enum hz3_os_moved move_mapping(char *from, char *to, size_t bytes) {
@@ -183,10 +195,8 @@ static enum hz3_os_moved move_mapping(char *from, char *to, size_t bytes) {
 // Mapping by mapping, for before Linux 6.17 the kernel refuses pages of two at once, having unmapped their target. What it refuses to
 // move after others have moved is copied.
 static enum hz3_os_moved move_mappings(char *from, char *to, size_t bytes) {
-  size_t page = hz3_os_page_bytes();
   for (size_t done = 0, piece; done < bytes; done += piece) {
-    piece = bytes - done;
-    while (piece > page && !is_one_mapping(from + done, piece)) piece = hz3_round_up(piece / 2, page);
+    piece = bytes_in_one_mapping(from + done, bytes - done);
     switch (move_mapping(from + done, to + done, piece)) {
       case HZ3_OS_MOVED:
         break;

@@ -265,7 +265,7 @@ SCENARIO(ring_of_producer_and_consumer) {
     }
   });
   // The ring has been round many times before the first figure is taken; and a heap that uses up what it has at once
-  // gets a huge page next (docs/decisions/0022), which is no growth of the ring.
+  // gets a huge page next (docs/decisions/0022), which is no growth of the ring. Nor is what threads have at hand, now more, now less.
   while (passed < kRing * 50) usleep(1000);
   long before = resident_kb();
   double end = now() + hz3_test::seconds(3);
@@ -279,7 +279,7 @@ SCENARIO(ring_of_producer_and_consumer) {
   consumer.join();
   printf("%zu blocks passed\n", passed.load());
   REQUIRE(passed > kRing * 100);
-  require_at_most("growth", most, 2048 + unasked_huge_page_kb());
+  require_at_most("growth", most, 2048 + 512 + unasked_huge_page_kb());
 }
 
 // One thread allocates, another only frees; the freer stays `kQueue` blocks behind, so that what is alive is constant.
