@@ -152,8 +152,8 @@ TEST_P(SpanBoxTest, AnotherHomeLeavesWhatIsNearlyFull) {
   if (per_span_ < 8) GTEST_SKIP() << "one object is more than an eighth";
   // Or what is nearly full waits in its own home, too: there may have been a test in which what this home had came back in order.
   Fetch(8 * per_span_, 3);
-  while (kBox.use(c_).out < kBox.use(c_).objects) Fetch(1, 3);
-  ComeAndGo(3);
+  FillSpans(3);
+  ComeAndGo();
   ReleaseAll();
   hz3_pages_trim(true);
   std::vector<void *> objects = Fetch(2 * per_span_, 3);
